@@ -10,14 +10,14 @@ import pytest
 from tests.helpers import card_of, cli, spec_of
 from tests.openrlhf_runs import recorded
 from tests.trl_runs import GPU, job_of, model_of
-from vramplan import estimate
+from vramplan import check, estimate
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import UnsupportedError, VramplanError
 from vramplan.frameworks.detect import from_line
 from vramplan.planner.read_config import read
 
 RECORDED = recorded()
-MODEL = "Qwen/Qwen2.5-0.5B"
+MODEL, LARGE = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-3B"
 
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
@@ -129,6 +129,13 @@ def test_a_refusal_names_an_estimate_that_runs(program: str, words: str, said: s
     done = cli(*shlex.split(line)[1:])
     assert done.returncode in (0, 1), done.stderr
     assert "H100" in done.stdout
+
+
+def test_changes_are_those_that_its_flags_can_say() -> None:
+    line = f"deepspeed --num_gpus 2 --module openrlhf.cli.train_sft --model.model_name_or_path {LARGE}"
+    advice = check(shlex.split(line), "rtx4090", num_gpus=2).advice
+    assert any(effect.update.get("strategy") == "zero3" for effect in advice)
+    assert not any("offload" in effect.update for effect in advice)  # a flag without a value
 
 
 @pytest.mark.parametrize(

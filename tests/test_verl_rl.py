@@ -76,6 +76,7 @@ def test_the_command_is_the_nearest_job() -> None:
     [
         ("algorithm.adv_estimator=gae", "PPO's critic"),
         ("critic.enable=True", "critic.enable: PPO's critic"),
+        ("reward.reward_model.enable=True", "reward.reward_model.enable: True is a reward model"),
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy: fsdp2"),
         (f"{ROLLOUT}.name=sglang", "sglang is not modelled yet (the nearest estimate has vLLM)"),

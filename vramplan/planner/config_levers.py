@@ -47,6 +47,8 @@ def config_levers(
         strategy_settings = config.strategy_settings.get(update.get("strategy", ""), {})
         if update and not _settings(config, dict([*update.items()][:1])):
             continue
+        if "offload" in update and not config.words({"offload": update["offload"]}):
+            continue
         if not update and needs_more_room:  # another GPU's share is not known here
             continue
         if "sequence_length" in update:

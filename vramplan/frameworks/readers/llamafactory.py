@@ -62,6 +62,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         version, where = "0.7.0", "by its script"
     _require_training(config)
     stage = config.lowercase("stage", default="sft")
+    if stage not in ("sft", "pt", *STAGES):
+        raise refuse_stage(config, stage)
     config.require_off("train_from_scratch", True, "true")
     method = config.lowercase("finetuning_type", default="lora")
     if method not in ("lora", "full"):
@@ -144,8 +146,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if stage in STAGES:
         job |= task_fields(config, stage, version, job)
         del names["loss"]  # Liger's loss is for stages that need no logits
-    elif stage not in ("sft", "pt"):
-        raise refuse_stage(config, stage)
     parsed = ParsedConfig("llamafactory", f"{version} ({where})", model, job, names, config.notes)
     parsed.liger_types = LIGER_TYPES
     parsed.rows = "packed" if packs else "samples"

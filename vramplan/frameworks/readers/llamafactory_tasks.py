@@ -61,9 +61,14 @@ def _reward_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     return {"task": "reward", "loss": "value_head", "batches": "padded", "sequence_length": length}
 
 
+PPO = "trains a policy with a value head by a loop of its own, beside the reward model: "
+"""What the stage `ppo` does (train/ppo/trainer.py)."""
+
+
 def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
     """The error for another stage."""
-    return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
+    what = PPO if stage == "ppo" else ""
+    return config.unsupported("stage", f"{what}it is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
 
 
 def stage_pairs(job: Job) -> Pairs:

@@ -23,6 +23,8 @@ PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
 ACTOR, MODEL, ROLLOUT = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout"))
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
+REWARD_MODELS = ("reward.reward_model", "reward_model")
+"""Sections of a reward model (trainer/config/reward/reward.yaml), now and before."""
 STEP = (
     "verl's own step is not modelled yet (entropies of whole logits before each update, a reference in host memory,"
     " vLLM in processes of its own)"
@@ -120,6 +122,14 @@ def _named(config: ConfigReader) -> Iterator[str]:
     if config.boolean("critic.enable", default=has_critic):
         place = config.place("critic.enable" if config.has("critic.enable") else "algorithm.adv_estimator")
         yield f"{place}: PPO's critic, a second model that trains, is not modelled yet, nor in the nearest estimate"
+    for section in REWARD_MODELS:
+        apart = config.boolean(f"{section}.enable_resource_pool", default=False)
+        if config.boolean(f"{section}.enable", default=False) and not apart:
+            yield str(
+                config.unsupported(
+                    f"{section}.enable", "is a reward model in vLLM on the same GPUs, nor is it in the nearest estimate"
+                )
+            )
     strategy = config.lowercase("model_engine", default=config.lowercase(f"{ACTOR}strategy", default="fsdp"))
     if strategy not in ("dp", "fsdp"):
         name = "model_engine" if config.has("model_engine") else f"{ACTOR}strategy"
@@ -130,7 +140,12 @@ def _named(config: ConfigReader) -> Iterator[str]:
     for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
             yield str(config.unsupported(name))
-    for name in (f"{ACTOR}entropy_coeff", f"{MODEL}use_fused_kernels", f"{ROLLOUT}multi_turn.enable"):
+    for name in (
+        f"{ACTOR}entropy_coeff",
+        f"{MODEL}use_fused_kernels",
+        f"{ROLLOUT}multi_turn.enable",
+        "distillation.enabled",
+    ):
         if not config.is_off(name, 0, 0.0):
             yield str(config.unsupported(name))
     for name in (f"{ACTOR}fsdp_config.param_offload", f"{ACTOR}fsdp_config.optimizer_offload"):
