@@ -22,6 +22,9 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBERT/EuroBERT-610m", {}),
     "eurobert, first token": ("EuroBERT/EuroBERT-210m", {"classifier_pooling": "bos"}),
     "mpnet": ("microsoft/mpnet-base", {}),
+    "gte": ("alibaba-nlp-community/gte-multilingual-base", {}),
+    "gte, no kinds of sentence": ("Alibaba-NLP/gte-base-en-v1.5", {}),
+    "nomic_bert": ("nomic-ai/nomic-embed-text-v1.5", {}),
 }
 """The shipped model that is shortened, and what is changed besides."""
 TEXT_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (

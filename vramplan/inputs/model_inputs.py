@@ -239,6 +239,8 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
     "eurobert": ModelInputs("EuroBertForMaskedLM", masked_text),
+    "nomic_bert": ModelInputs("NomicBertForMaskedLM", masked_text),
+    "gte": ModelInputs("GteForMaskedLM", masked_text),
     "mpnet": ModelInputs("MPNetForMaskedLM", masked_text, table_behind_padding),
     "vit": ModelInputs("ViTForImageClassification", classed_image, has_text=False, image_config=""),
     "dinov2": DINOV2,

@@ -57,6 +57,8 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),
     "eurobert": ClassNames("EuroBert", head="classifier"),
+    "nomic_bert": ClassNames("NomicBert", head="classifier"),
+    "gte": ClassNames("Gte", head="classifier"),
     "mpnet": ClassNames("MPNet", head="classifier"),
     "vit": ClassNames("ViT", head="classifier", tasks=IMAGES),
     "dinov3_vit": ClassNames("DINOv3ViT", head="classifier", tasks=IMAGES),

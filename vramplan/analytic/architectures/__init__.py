@@ -37,6 +37,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "deberta": "deberta-v2",
         "eurobert": "eurobert",
         "mpnet": "mpnet",
+        "rotary_bert": "nomic_bert gte",
         "vit": "vit",
         "dinov2": "dinov2 dinov2_with_registers",
         "dinov3": "dinov3_vit",

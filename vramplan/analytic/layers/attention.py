@@ -193,10 +193,11 @@ def attention(
     out_bias: bool = False,
     norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
     scales_queries: bool = False,
+    scores: Softcap | None = None,
 ) -> tuple[Tensor, ...]:
     """Grouped-query attention with separate projections and an optional `norm` of each head of q and k (qwen3, gemma3).
 
-    `scales_queries`: by a number for each position (ministral3).
+    `scales_queries`: by a number for each position (ministral3). `scores`: how eager attention treats them.
     Returns the output and the tensors that the caller holds.
     """
     heads = heads_of(c)
@@ -221,7 +222,7 @@ def attention(
     if scales_queries:
         q = ops.mul(q, temperatures(q, ctx), "scaled queries")
     k, v = update_cache(k, v, ctx, kind)
-    softcap = Softcap(caps=c.get("attn_logit_softcapping") is not None)
+    softcap = scores or Softcap(caps=c.get("attn_logit_softcapping") is not None)
     out, *attention_locals = attend(q, k, v, ctx, kind, scores=softcap)
     out = net.linear("self_attn.o_proj", out, width, out_bias)
     return out, *attention_locals
