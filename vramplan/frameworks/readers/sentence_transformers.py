@@ -16,7 +16,12 @@ PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
 LOSSES: Mapping[str, str] = {
     "MultipleNegativesRankingLoss": "multiple_negatives",
     "CachedMultipleNegativesRankingLoss": "cached_multiple_negatives",
+    "MultipleNegativesSymmetricRankingLoss": "symmetric",
     "CoSENTLoss": "cosent",
+    "AnglELoss": "angle",
+    "ContrastiveLoss": "contrastive",
+    "OnlineContrastiveLoss": "online_contrastive",
+    "MarginMSELoss": "margin_mse",
     "CosineSimilarityLoss": "cosine_similarity",
     "TripletLoss": "triplet",
 }
@@ -106,6 +111,8 @@ def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
     """Texts beside anchor and positive; triplets are taken if the script does not say."""
     if loss in SCORED:
         return {}
+    if loss == "symmetric":  # of pairs, by its documentation
+        return {"negatives": config.integer("negatives", default=0, least=0)}
     if loss == "triplet":
         return {"negatives": 1}
     if not config.has("negatives"):
