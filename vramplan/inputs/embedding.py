@@ -40,8 +40,6 @@ def check_embedding(job: Job, width: int) -> None:
         raise ConfigError(
             f"{setting('negatives', job.negatives)}: {loss} is of triplets; give {setting('negatives', 1)}"
         )
-    if job.embedding_loss == "symmetric" and job.negatives:
-        raise ConfigError(f"{setting('negatives', job.negatives)}: {loss} is of pairs")
     if job.embedding_loss == "margin_mse" and not job.negatives:
         raise ConfigError(f"{loss} compares a positive with negative texts; give {setting('negatives', 1)}")
     if job.joins_texts:

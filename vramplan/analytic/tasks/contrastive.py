@@ -52,8 +52,10 @@ def multiple_negatives(anchors: Tensor, others: Tensor) -> Tensor:
 
 
 def symmetric(anchors: Tensor, others: Tensor) -> Tensor:
-    """MultipleNegativesSymmetricRankingLoss: the same from anchors to texts and from texts to anchors."""
-    return ops.add(multiple_negatives(anchors, others), multiple_negatives(others, anchors))
+    """MultipleNegativesSymmetricRankingLoss: the same from anchors to texts and from positive texts to anchors."""
+    samples = anchors.shape[0]
+    positive = ops.rows(others.view(1, *others.shape), samples).view(samples, others.shape[1])
+    return ops.add(multiple_negatives(anchors, others), multiple_negatives(positive, anchors))
 
 
 def log_sum_exp(x: Tensor) -> Tensor:

@@ -111,8 +111,6 @@ def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
     """Texts beside anchor and positive; triplets are taken if the script does not say."""
     if loss in SCORED:
         return {}
-    if loss == "symmetric":  # of pairs, by its documentation
-        return {"negatives": config.integer("negatives", default=0, least=0)}
     if loss == "triplet":
         return {"negatives": 1}
     if not config.has("negatives"):
