@@ -272,8 +272,8 @@ def _loss_arguments(call: Call) -> Settings:
     if known is None and "GIST" in call.last:
         raise UnsupportedError(
             f"{call.place}: {call.last}: its guide model is not modelled yet; nearest:"
-            f" {'Cached' * call.last.startswith('Cached')}MultipleNegativesRankingLoss, beside which the guide needs its"
-            " weights and a forward without gradients"
+            f" {'Cached' * call.last.startswith('Cached')}MultipleNegativesRankingLoss, beside which the guide has"
+            " its weights and a forward without gradients"
         )
     if known is None:
         raise UnsupportedError(f"{call.place}: {call.last} is not modelled yet; modelled: {', '.join(LOSS_ARGUMENTS)}")
