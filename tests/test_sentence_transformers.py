@@ -62,6 +62,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (embedding(loss="None"), {"embedding_loss": "cosent", "negatives": 0}),
     (embedding(loss="losses.CosineSimilarityLoss(model)"), {"embedding_loss": "cosine_similarity", "negatives": 0}),
     (embedding(loss="losses.TripletLoss(model)"), {"embedding_loss": "triplet", "negatives": 1}),
+    (embedding(loss="losses.ContrastiveLoss(model, margin=0.4)"), {"embedding_loss": "contrastive", "negatives": 0}),
+    (embedding(loss="losses.OnlineContrastiveLoss(model)"), {"embedding_loss": "online_contrastive", "negatives": 0}),
+    (embedding(loss="losses.AnglELoss(model, 20.0)"), {"embedding_loss": "angle", "negatives": 0}),
+    (embedding(loss="losses.MultipleNegativesSymmetricRankingLoss(model)"), {"embedding_loss": "symmetric"}),
+    (embedding(loss="losses.MarginMSELoss(model)"), {"embedding_loss": "margin_mse", "negatives": 1}),
     (embedding(data='load_dataset("sentence-transformers/gooaq", "pair")["train"]'), {"negatives": 0}),
     (
         embedding(data='load_dataset("a/b", split="train").select_columns(["query", "good", "bad1", "bad2", "score"])'),
@@ -117,8 +122,9 @@ def test_columns_that_are_not_known_stand_beside_the_verdict(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (embedding(loss="losses.GISTEmbedLoss(model, guide)"), "GISTEmbedLoss is not modelled"),
+        (embedding(loss="losses.GISTEmbedLoss(model, guide)"), "guide"),
         (embedding(loss="losses.TripletLoss(model, distance_metric=COSINE)"), "distance_metric"),
+        (embedding(loss="losses.ContrastiveLoss(model, distance_metric=M.EUCLIDEAN)"), "distance_metric"),
         (embedding(loss='{"a": losses.CoSENTLoss(model), "b": losses.CoSENTLoss(model)}'), "several losses"),
         (embedding(loss="losses.MultipleNegativesRankingLoss(model, gather_across_devices=True)"), "gather_across"),
         (embedding(loss="losses.MultipleNegativesRankingLoss(model, similarity_fct=util.dot_score)"), "similarity_fct"),

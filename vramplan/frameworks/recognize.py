@@ -66,11 +66,36 @@ UNREAD_PROGRAMS: Mapping[str, str] = {
     "train_controlnet": "diffusers' ControlNet training",
     "run_glue_no_trainer": "training of sequence classifiers by a loop",
     "run_ner_no_trainer": "training of token classifiers by a loop",
+    "run_clm_no_trainer": "training of causal language models by a loop",
+    "run_mlm_no_trainer": "training of masked language models by a loop",
     "run_qa": "training of question answering",
+    "run_seq2seq_qa": "training of question answering",
+    "run_squad": "training of question answering",
+    "run_swag": "training of multiple choice",
+    "run_plm": "permutation language modelling",
     "run_speech_recognition": "training of speech recognition",
     "run_image_classification": "training of image classifiers",
 }
 """First part of a module, or start of a script's name -> a program that is recognised and not read."""
+ONE_JOB = "`vramplan estimate` takes the settings of one job"
+NEAREST: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("run_clm_no_trainer", "run_mlm_no_trainer"),
+        "nearest: vramplan estimate MODEL --gpu GPU --method full --loop plain",
+    ),
+    "run_glue_no_trainer": "nearest: vramplan estimate MODEL --gpu GPU --task sequence_classification --loop plain",
+    "run_ner_no_trainer": "nearest: vramplan estimate MODEL --gpu GPU --task token_classification --loop plain",
+    **dict.fromkeys(
+        ("run_qa", "run_squad"),
+        "nearest, two numbers for each token: vramplan estimate MODEL --gpu GPU --task token_classification"
+        " --seq-len 384",
+    ),
+    "run_swag": "nearest, each choice as a row of its own: vramplan estimate MODEL --gpu GPU"
+    " --task sequence_classification --micro-batch N, which is choices times samples",
+    "run_image_classification": "nearest: vramplan estimate vit-base-patch16-224-in21k --gpu GPU --method full",
+    "run_speech_recognition": "nearest: vramplan estimate whisper-small --gpu GPU --method full --micro-batch N",
+}
+"""The estimate that comes nearest to a program."""
 READ = (
     "read are supervised fine-tuning, pretraining and TRL's own trainers; `vramplan estimate --task dpo` takes settings"
 )
@@ -145,9 +170,7 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
             ):
                 if budget := budget_in_words(words):
                     raise UnsupportedError(f"{where}: {word}: {describe_budget(budget)}")
-                raise UnsupportedError(
-                    f"{where}: {word}: {title} is not read yet; `vramplan estimate` takes the settings of one job"
-                )
+                raise UnsupportedError(f"{where}: {word}: {title} is not read yet; {NEAREST.get(start, ONE_JOB)}")
 
 
 def refuse_unread_budget(words: Sequence[str], where: str) -> None:

@@ -7,7 +7,7 @@ from vramplan.inputs.job import Job, Pooling
 
 SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims", "pooling")
 """Fields of a job that only embeddings have."""
-SCORED = ("cosent", "cosine_similarity", "contrastive", "online_contrastive")
+SCORED = ("cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive")
 """Losses of pairs with a score."""
 
 
@@ -40,6 +40,8 @@ def check_embedding(job: Job, width: int) -> None:
         raise ConfigError(
             f"{setting('negatives', job.negatives)}: {loss} is of triplets; give {setting('negatives', 1)}"
         )
+    if job.embedding_loss == "margin_mse" and not job.negatives:
+        raise ConfigError(f"{loss} compares a positive with negative texts; give {setting('negatives', 1)}")
     if job.joins_texts:
         _check_joined(job, loss)
     for size in job.matryoshka_dims or ():
@@ -74,11 +76,14 @@ def _check_joined(job: Job, loss: str) -> None:
 LOSSES = {
     "multiple_negatives": "MultipleNegativesRankingLoss",
     "cached_multiple_negatives": "CachedMultipleNegativesRankingLoss",
+    "symmetric": "MultipleNegativesSymmetricRankingLoss",
     "cosent": "CoSENTLoss",
+    "angle": "AnglELoss",
     "cosine_similarity": "CosineSimilarityLoss",
     "contrastive": "ContrastiveLoss",
     "online_contrastive": "OnlineContrastiveLoss",
     "triplet": "TripletLoss",
+    "margin_mse": "MarginMSELoss",
 }
 """sentence-transformers' names."""
 

@@ -55,11 +55,14 @@ Pooling = Literal["mean", "cls", "lasttoken"]
 EmbeddingLoss = Literal[
     "multiple_negatives",
     "cached_multiple_negatives",
+    "symmetric",
     "cosent",
+    "angle",
     "cosine_similarity",
     "contrastive",
     "online_contrastive",
     "triplet",
+    "margin_mse",
 ]
 Offload = Literal["none", "optimizer", "all"]
 
@@ -259,8 +262,9 @@ class Job(Record):
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
-    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients;
-    CoSENTLoss, CosineSimilarityLoss, ContrastiveLoss and OnlineContrastiveLoss of pairs with a score; TripletLoss."""
+    """`task` embedding: sentence-transformers' MultipleNegativesRankingLoss, the same with cached gradients, and
+    MultipleNegativesSymmetricRankingLoss; CoSENTLoss, AnglELoss, CosineSimilarityLoss, ContrastiveLoss and
+    OnlineContrastiveLoss of pairs with a score; TripletLoss; MarginMSELoss."""
     joins_texts: bool = False
     """`task` embedding: whether all texts of a micro-batch run in one forward of the causal language model, whose head
     passes the states (ms-swift: InfoNCE and losses of pairs), and not the anchors in one and all others in another

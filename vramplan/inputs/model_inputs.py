@@ -292,7 +292,9 @@ def texts_to_compare(c: Config, job: Job) -> list[Input]:
         rows = [Input(name, (length,)).of_rows(len(columns(job))) for name in ("input_ids", "attention_mask")]
         return [*rows, Input("labels", (), "fp32").of_rows(1 + job.negatives)]
     inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
-    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss in SCORED else inputs
+    if job.embedding_loss == "margin_mse" and job.negatives > 1:
+        return [*inputs, Input("labels", (job.negatives,), "fp32")]
+    return [*inputs, Input("labels", (), "fp32")] if job.embedding_loss in (*SCORED, "margin_mse") else inputs
 
 
 TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
@@ -500,7 +502,7 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
         rows, columns = samples.patches(c, job)
         parts.append(f"an image of {width} x {height} pixels as {rows} x {columns} patches")
     if "return_loss" in samples.arguments or (
-        job.task == "embedding" and job.embedding_loss not in (*SCORED, "triplet")
+        job.task == "embedding" and job.embedding_loss not in (*SCORED, "triplet", "margin_mse")
     ):
         parts.append("told apart within each micro-batch")
     return ", ".join(parts)

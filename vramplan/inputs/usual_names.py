@@ -87,6 +87,11 @@ SAME: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name -> the setting of vramplan that is the same."""
+EMBEDDINGS = (
+    "embed", "embedder", "embeddings", "feature_extraction", "bi_encoder", "retrieval", "retriever",
+    "sentence_similarity", "sentence_transformers", "sentence_embedding",
+)  # fmt: skip
+"""What people call training for embeddings."""
 VALUES: dict[tuple[str, str], str] = {
     ("attention", "flash_attention_2"): "flash",
     ("attention", "flash_attention_3"): "flash",
@@ -104,13 +109,22 @@ VALUES: dict[tuple[str, str], str] = {
     ("lora_targets", "all"): "all-linear",
     **{
         ("task", name): "sequence_classification"
-        for name in ("classification", "classifier", "seq_cls", "text_classification")
+        for name in (
+            "classification",
+            "classifier",
+            "seq_cls",
+            "seqcls",
+            "sequence_cls",
+            "text_cls",
+            "text_classification",
+            "cls",
+        )
     },
-    **{("task", name): "token_classification" for name in ("token_cls", "ner")},
+    **{("task", name): "token_classification" for name in ("token_cls", "tokencls", "ner", "tagging", "pos")},
     ("task", "image_cls"): "image_classification",
-    **{("task", name): "embedding" for name in ("embed", "embeddings", "feature_extraction", "bi_encoder")},
-    **{("task", name): "reranker" for name in ("rerank", "cross_encoder")},
-    **{("task", name): "reward" for name in ("rm", "reward_model", "reward_modeling")},
+    **{("task", name): "embedding" for name in EMBEDDINGS},
+    **{("task", name): "reranker" for name in ("rerank", "reranking", "rerankers", "cross_encoder", "text_ranking")},
+    **{("task", name): "reward" for name in ("rm", "reward_model", "reward_modeling", "rewards")},
     **{("task", name): "dpo" for name in ("ipo",)},
     **{("task", name): "grpo" for name in ("dapo", "dr_grpo", "bnpo", "gspo")},
 }
@@ -119,8 +133,49 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         **{
             ("task", name): "leave it out: supervised fine-tuning and pretraining are planned without it"
-            for name in ("sft", "cpt", "pt", "pretrain", "pretraining", "instruction_tuning")
+            for name in (
+                "sft",
+                "cpt",
+                "pt",
+                "pretrain",
+                "pretraining",
+                "instruction_tuning",
+                "lm",
+                "clm",
+                "causal_lm",
+                "chat",
+                "causal_language_modeling",
+                "language_modeling",
+                "text_generation",
+            )
         },
+        **{
+            ("task", name): "leave it out: an encoder trains on masked words without it"
+            for name in ("mlm", "masked_lm", "fill_mask", "masked_language_modeling")
+        },
+        **{
+            ("task", name): "leave it out: the model says it"
+            for name in (
+                "summarization",
+                "translation",
+                "seq2seq",
+                "text2text_generation",
+                "asr",
+                "speech_recognition",
+                "automatic_speech_recognition",
+                "vlm",
+            )
+        },
+        ("task", "regression"): "give {task=sequence_classification} and {num_labels=1}",
+        **{
+            ("task", name): "not modelled yet; nearest, two numbers for each token, is {task=token_classification}"
+            for name in ("qa", "question_answering", "squad")
+        },
+        **{
+            ("task", name): "not modelled yet; nearest, each choice as a row, is {task=sequence_classification}"
+            for name in ("multiple_choice", "swag")
+        },
+        ("task", "generative_reranker"): "not modelled yet; nearest is {task=reranker}",
         **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("ppo", "reinforce")},
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("gkd", "bco", "online_dpo", "xpo")},
     }

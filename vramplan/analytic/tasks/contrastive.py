@@ -51,6 +51,13 @@ def multiple_negatives(anchors: Tensor, others: Tensor) -> Tensor:
     return ops.total(ops.subtract(own, highest)).view()
 
 
+def symmetric(anchors: Tensor, others: Tensor) -> Tensor:
+    """MultipleNegativesSymmetricRankingLoss: the same from anchors to texts and from positive texts to anchors."""
+    samples = anchors.shape[0]
+    positive = ops.rows(others.view(1, *others.shape), samples).view(samples, others.shape[1])
+    return ops.add(multiple_negatives(anchors, others), multiple_negatives(positive, anchors))
+
+
 def log_sum_exp(x: Tensor) -> Tensor:
     """``torch.logsumexp(x, dim=1)``: saves `x` and the result; backward: grad * (x - result).exp()."""
     tape, like = x.tape, x.like
@@ -83,6 +90,29 @@ def cosent(anchors: Tensor, others: Tensor) -> Tensor:
     return ops.total(ordered).view()
 
 
+def angle(anchors: Tensor, others: Tensor) -> Tensor:
+    """AnglELoss: the cosine of each pair, and the products of one half of a vector with the other half of its pair."""
+    left, right = (normalised(one) for one in (anchors, others))
+    pairs = ops.total(ops.mul(left, right, "products")).view(anchors.shape[0])
+    first, second = (ops.part(one, anchors.shape[1] // 2) for one in (left, right))
+    crossed = ops.total(ops.subtract(ops.mul(first, second, "products"), ops.mul(second, first, "products")))
+    del left, right, first, second
+    ordered = ops.gathered(ops.add(pairs, crossed.view(anchors.shape[0])), pairs.shape, "similarities in order")
+    return ops.total(ordered).view()
+
+
+def margin_mse(anchors: Tensor, others: Tensor) -> Tensor:
+    """MarginMSELoss: the product of each anchor with its positive text less that with each negative one."""
+    samples, width = anchors.shape
+    texts = others.view(1, *others.shape)
+    scores = [
+        ops.total(ops.mul(anchors, ops.rows(texts, samples).view(samples, width), "products")).view(samples)
+        for _ in range(others.shape[0] // samples)
+    ]
+    margins = [ops.subtract(scores[0], one) for one in scores[1:]]
+    return ops.total(margins[0]).view()
+
+
 def cosine_similarity(anchors: Tensor, others: Tensor) -> Tensor:
     """CosineSimilarityLoss, ContrastiveLoss: ``torch.cosine_similarity`` of each pair; then one number for each."""
     left, right = (normalised(one) for one in (anchors, others))
@@ -101,7 +131,10 @@ def triplet(anchors: Tensor, others: Tensor) -> Tensor:
 
 
 FUNCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "symmetric": symmetric,
     "cosent": cosent,
+    "angle": angle,
+    "margin_mse": margin_mse,
     "cosine_similarity": cosine_similarity,
     "contrastive": cosine_similarity,
     "online_contrastive": cosine_similarity,

@@ -16,7 +16,12 @@ PACKAGE, NEWEST = "sentence-transformers", "6.2.0"
 LOSSES: Mapping[str, str] = {
     "MultipleNegativesRankingLoss": "multiple_negatives",
     "CachedMultipleNegativesRankingLoss": "cached_multiple_negatives",
+    "MultipleNegativesSymmetricRankingLoss": "symmetric",
     "CoSENTLoss": "cosent",
+    "AnglELoss": "angle",
+    "ContrastiveLoss": "contrastive",
+    "OnlineContrastiveLoss": "online_contrastive",
+    "MarginMSELoss": "margin_mse",
     "CosineSimilarityLoss": "cosine_similarity",
     "TripletLoss": "triplet",
 }

@@ -36,6 +36,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
     vision_fields,
 )
+from vramplan.frameworks.readers.transformers_examples import read_example
 from vramplan.frameworks.readers.zero_config import stage_defaults
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers import nodes, python_scripts
@@ -84,6 +85,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if config.has(*LENGTH_KEYS):
         job["sequence_length"] = config.integer(*LENGTH_KEYS, default=1)
     job |= read_classifier(config, _script_path(config), job)
+    job |= read_example(config, _script_path(config), job)
     usual_key = "max_length" if config.source.spelling == "python" else LENGTH_KEYS[0]
     names = NAMES | {"sequence_length": next((name for name in LENGTH_KEYS if config.has(name)), usual_key)}
     if config.source.spelling == "python":

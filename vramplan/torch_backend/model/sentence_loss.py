@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, setting
-from vramplan.inputs.embedding import columns, pooling_of
+from vramplan.inputs.embedding import LOSSES, columns, pooling_of
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 
@@ -76,19 +76,15 @@ class SentenceLoss(nn.Module):
         pooling = Pooling(inner.config.hidden_size, pooling_mode=pooling_of(job, reads_both_ways))
         embedder: Any = Embedder(model, pooling, job, device_type)
         self.job = job
-        if job.embedding_loss == "cosent":
-            self.loss: nn.Module = losses.CoSENTLoss(embedder)
-        elif job.embedding_loss == "cosine_similarity":
-            self.loss = losses.CosineSimilarityLoss(embedder)
-        elif job.embedding_loss == "triplet":
-            self.loss = losses.TripletLoss(embedder)
-        elif job.embedding_loss == "cached_multiple_negatives":
+        if job.embedding_loss != "cached_multiple_negatives":
+            self.loss: nn.Module = getattr(losses, LOSSES[job.embedding_loss])(embedder)
+            if hasattr(self.loss, "_checked_labels"):  # the first labels are read, to warn of others than 0 and 1
+                self.loss._checked_labels = True
+        else:
             from sentence_transformers.base.losses import gradcache
 
             gradcache._create_minibatch = whole_rows  # its own asks for the longest text, which a trace does not know
             self.loss = losses.CachedMultipleNegativesRankingLoss(embedder, mini_batch_size=job.mini_batch_size)
-        else:
-            self.loss = losses.MultipleNegativesRankingLoss(embedder)
         if job.matryoshka_dims is not None:
             self.loss = losses.MatryoshkaLoss(embedder, self.loss, list(job.matryoshka_dims))
 

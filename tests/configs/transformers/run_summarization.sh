@@ -1,0 +1,11 @@
+torchrun --nproc_per_node 2 examples/pytorch/summarization/run_summarization.py \
+    --model_name_or_path google-t5/t5-base \
+    --dataset_name cnn_dailymail \
+    --dataset_config 3.0.0 \
+    --source_prefix "summarize: " \
+    --max_source_length 512 \
+    --do_train \
+    --bf16 \
+    --per_device_train_batch_size 8 \
+    --gradient_accumulation_steps 2 \
+    --output_dir out
