@@ -15,11 +15,13 @@ from vramplan.render.terminal import Answer, Screen, hanging, inside
 from vramplan.training_log import Figures, OutOfMemory
 from vramplan.units import GiB, counted, format_bytes
 
-FITS_ALONE = (
-    "The configuration fits by itself: samples longer than it says, another process at that moment, or a setting that"
-    " the file does not hold"
+FITS = (
+    "By estimate this configuration fits, {need} GiB of {capacity}, and yet the run ran out: {why}samples longer than"
+    " it says, another process at that moment, a setting that the file does not hold, or an estimate that is too low"
 )
-MOST_CHANGES = 3
+NOT_ESTIMATED = {"saving": "saving a checkpoint", "generation": "generation", "loading": "loading"}
+"""Phases that may need more than the estimate of the training says -> in words."""
+MOST_CHANGES = 4
 """Changes that are printed of each reason."""
 
 
@@ -47,13 +49,11 @@ def answer(found: Explanation, verbose: bool = False) -> Answer:
 def _box(screen: Screen, found: Explanation) -> Panel:
     failure = found.failure
     lines = [screen.text(text, style) for text, style in _lines(found)]
-    first = found.causes[0] if found.causes else None
-    if first is not None:
+    if found.causes:
+        first = found.causes[0]
         lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
-    elif found.verdict is None:
-        lines.append(screen.text("The message shows no other reason than the size of the job", "bold"))
-    elif found.verdict.fits:
-        lines.append(screen.text(FITS_ALONE, "bold"))
+    if reason := _by_size(found):
+        lines.append(screen.text(reason, "" if found.causes else "bold"))
     title = screen.text(_title(failure), "bold default")
     above = title.cell_len + 2 <= inside(screen)
     return Panel(
@@ -63,6 +63,25 @@ def _box(screen: Screen, found: Explanation) -> Panel:
         title=title if above else None,
         title_align="left",
     )
+
+
+def _by_size(found: Explanation) -> str:
+    """What the size of the job says of the failure; empty if another cause says enough."""
+    failure, verdict = found.failure, found.verdict
+    if verdict is not None and verdict.fits and failure.memory == "gpu":
+        phase = NOT_ESTIMATED.get(failure.phase or "")
+        return FITS.format(
+            need=f"{verdict.need_bytes / GiB:.1f}",
+            capacity=f"{verdict.estimate.capacity_bytes / GiB:.1f}",
+            why=f"{phase} is not part of it; " if phase is not None else "",
+        )
+    if found.causes:
+        return ""
+    if verdict is not None:
+        return "By estimate this configuration does not fit"
+    if failure.figures.requested is None:
+        return "The message tells neither sizes nor a reason"
+    return "The message shows no other reason than the size of the job"
 
 
 def _title(failure: OutOfMemory) -> str:

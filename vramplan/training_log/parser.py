@@ -9,6 +9,7 @@ from vramplan.dataclass import dataclass
 from vramplan.training_log.log_lines import LogLine
 from vramplan.training_log.message import has_message, parse_message, parse_warning, sharpen
 from vramplan.training_log.phases import phase_of
+from vramplan.training_log.programs import framework_of
 from vramplan.training_log.progress_lines import after_bar, parse_epoch, parse_progress
 from vramplan.training_log.record import Figures, Frame, OutOfMemory, Progress
 from vramplan.training_log.traceback_lines import (
@@ -192,6 +193,7 @@ class LogParser:
             gpu=gpu,
             rank=rank,
             phase=phase_of(message.frames, message.mixed),
+            framework=framework_of(message.frames),
             frames=message.frames[-FRAMES:],
             progress=tuple(reversed(self._bars.values())),
             epoch=self._epoch,

@@ -127,6 +127,9 @@ class OutOfMemory:
     or the task's number (srun, mpirun)."""
     phase: Phase | None = None
     """None if no traceback precedes the message, its functions tell nothing, or several ranks' lines are mixed."""
+    framework: str = ""
+    """The training framework whose calls are in the traceback: llamafactory, axolotl, ms-swift, trl ...; empty if none
+    are."""
     frames: tuple[Frame, ...] = ()
     """The traceback's innermost calls, innermost last."""
     progress: tuple[Progress, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
@@ -14,6 +15,7 @@ OUTSIDE = 2 * GiB
 SPLIT = 0.05
 """Share of the GPU from which what PyTorch caches is called fragmentation: some is always left between tensors."""
 OLDER_EXPANDABLE_SEGMENTS = EXPANDABLE_SEGMENTS.replace("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_FEWER_SAMPLES = "smaller {micro_batch_size}, more {gradient_accumulation_steps}"
 OTHERS = 256 * MiB
 """Memory of other processes that is worth a word: a desktop takes more."""
 
@@ -25,7 +27,8 @@ class Cause:
     name: str
     text: str
     changes: tuple[str, ...] = ()
-    """Lines or commands, the most useful first; settings by the names of transformers' TrainingArguments."""
+    """What to do, the most useful first. A setting in braces is a field of the job or a key of transformers' Trainer,
+    with a value or without: ``{loss=liger}``; `spelling` puts the framework's own words there."""
 
 
 def causes(failure: OutOfMemory) -> tuple[Cause, ...]:
@@ -54,7 +57,7 @@ def _host(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "host memory",
         f"{text}: data loaders, an optimizer on the host, or loading the checkpoint",
-        ("dataloader_num_workers: 0", "low_cpu_mem_usage: true"),
+        ("{dataloader_num_workers=0}", "{low_cpu_mem_usage=true}"),
     )
 
 
@@ -76,6 +79,45 @@ def _other_processes(failure: OutOfMemory) -> Cause | None:
         enough = figures.free.num_bytes + held >= figures.requested.num_bytes
         text += "; without them the request fits" if enough else "; without them it would still not fit"
     return Cause("other processes", text, ("nvidia-smi",))
+
+
+OWN_MEMORY = ("cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "NCCL", "NCCL's call", "bitsandbytes", "Triton")
+"""Forms of messages of libraries that ask CUDA for memory themselves."""
+
+
+def _outside_the_allocator(failure: OutOfMemory) -> Cause | None:
+    """A request that PyTorch's allocator did not make: the message has no sizes."""
+    if failure.form in OWN_MEMORY:
+        library = failure.form.removesuffix("'s call")
+        text = f"CUDA gave {library} no memory of its own, outside PyTorch's allocator"
+    elif failure.form in ("CUDA", "CUDA driver", "HIP"):
+        text = "the driver refused memory that PyTorch's allocator did not ask for"
+    else:
+        return None
+    return Cause(
+        "outside PyTorch",
+        f"{text}: another process fills the GPU, or this one's tensors and cache leave no room; the message tells no"
+        " sizes",
+        ("nvidia-smi", _FEWER_SAMPLES),
+    )
+
+
+def _vllm(failure: OutOfMemory) -> Cause | None:
+    if failure.form == "vLLM's start":
+        return Cause(
+            "vLLM",
+            "vLLM takes its share of the GPU as it starts, and less is free: the training beside it, or another"
+            " process, holds the rest",
+            ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "nvidia-smi"),
+        )
+    if failure.form == "vLLM's cache":
+        return Cause(
+            "vLLM",
+            "vLLM's share of the GPU goes to its weights and its activations: nothing is left for the cache of keys and"
+            " values",
+            ("a larger gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "a smaller max_model_len"),
+        )
+    return None
 
 
 def _memory_fraction(failure: OutOfMemory) -> Cause | None:
@@ -118,21 +160,22 @@ def _fragmentation(failure: OutOfMemory) -> Cause | None:
 PHASE_CAUSES: dict[str | None, Cause] = {
     **dict.fromkeys(
         ("loading", "moving the model"),
-        Cause("loading", "the weights do not fit into what is free", ("load_in_4bit: true", "a larger GPU")),
+        Cause("loading", "the weights do not fit into what is free", ("{quantize=nf4}", "a larger GPU")),
     ),
     "optimizer states": Cause(
         "optimizer states",
         "the optimizer's states are made at the first optimizer step: what a full run needs shows only there",
-        ("optim: adamw_8bit", "ZeRO or FSDP over several GPUs", "LoRA instead of full fine-tuning"),
+        (
+            "{optimizer=adamw_8bit}",
+            "the optimizer on the host (DeepSpeed's offload_optimizer), ZeRO or FSDP over more GPUs",
+            "LoRA instead of full fine-tuning",
+        ),
     ),
-    "optimizer step": Cause(
-        "optimizer step", "the optimizer's temporaries come on top of its states", ("optim: adamw_torch_fused",)
-    ),
-    "gradient clipping": Cause("gradient clipping", "norms of the gradients take temporaries", ("max_grad_norm: 0",)),
+    "gradient clipping": Cause("gradient clipping", "norms of the gradients take temporaries", ("{max_grad_norm=0}",)),
     "evaluation": Cause(
         "evaluation",
         "an evaluation has its own batch, and keeps logits, while weights and optimizer states stay",
-        ("per_device_eval_batch_size: 1", "eval_accumulation_steps: 1", "prediction_loss_only: true"),
+        ("{eval_batch_size=1}", "{eval_accumulation_steps=1}", "{prediction_loss_only=true}"),
     ),
     "generation": Cause("generation", "generated tokens fill a cache of keys and values", ("generate fewer tokens",)),
     "saving": Cause(
@@ -143,15 +186,35 @@ PHASE_CAUSES: dict[str | None, Cause] = {
     "loss": Cause(
         "logits",
         "the loss turns the logits, tokens x vocabulary, into fp32",
-        ("use_liger_kernel: true", "per_device_train_batch_size: fewer, gradient_accumulation_steps: more"),
+        ("{loss=liger}", _FEWER_SAMPLES),
     ),
 }
 """What is special about a phase."""
 
 
 def _phase(failure: OutOfMemory) -> Cause | None:
+    if failure.phase in ("optimizer states", "optimizer step"):
+        return _optimizer(failure)
     is_of_logits = any("logits" in frame.code and "float" in frame.code for frame in failure.frames[-FEW:])
     return PHASE_CAUSES.get("loss" if is_of_logits and failure.phase == "forward" else failure.phase)
+
+
+def _optimizer(failure: OutOfMemory) -> Cause:
+    """The lists of PyTorch's foreach optimizers are temporaries that the fused ones do not have."""
+    states = PHASE_CAUSES["optimizer states"]
+    if any("deepspeed/" in frame.file for frame in failure.frames):
+        states = replace(states, changes=(states.changes[1], states.changes[0], states.changes[2]))
+    if failure.phase == "optimizer states":
+        return states
+    if any("_multi_tensor_" in frame.function or "_foreach_" in frame.code for frame in failure.frames):
+        return Cause(
+            "optimizer step",
+            "the optimizer works on lists of all parameters (foreach): its temporaries come on top of its states",
+            ("{optimizer=adamw_torch_fused}",),
+        )
+    steps = next((bar.done for bar in failure.progress), 0)
+    text = "the optimizer's step takes memory on top of its states"
+    return Cause("optimizer step", text if steps else f"{text}, which the first step creates", states.changes)
 
 
 FEW = 3
@@ -167,10 +230,11 @@ def _later_step(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "longest batch",
         f"{done:,} steps fitted before: this batch had longer samples, or other lengths had split PyTorch's cache",
-        (_expandable(failure), "group_by_length: true puts the longest samples first"),
+        (_expandable(failure), "{group_by_length=true} puts the longest samples first", _FEWER_SAMPLES),
     )
 
 
 RULES: tuple[Callable[[OutOfMemory], Cause | None], ...] = (
-    _host, _memory_fraction, _other_processes, _private_pools, _fragmentation, _phase, _later_step,
+    _host, _outside_the_allocator, _vllm, _memory_fraction, _other_processes, _private_pools, _fragmentation, _phase,
+    _later_step,
 )  # fmt: skip
