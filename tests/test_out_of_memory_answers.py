@@ -267,3 +267,76 @@ def test_a_change_is_said_once_and_python_shows_sizes(folder: Path) -> None:
     assert {cause.name for cause in found.causes} == {"fragmentation", "longest batch"}
     assert len(changes) == len({*changes})
     assert "asked for 1.00 GiB, free 0.29 GiB, of 23.52 GiB" in repr(found)
+
+
+def test_tensors_that_the_estimate_does_not_have_are_named(folder: Path) -> None:
+    log = log_of(folder, message("79.15 GiB", used="78.00 GiB"))
+    done = cli("oom", str(log), "--config", str(folder / "factory.json"), "--num-gpus", "1", COLUMNS="300")
+    assert "in tensors, where the log has 78.0" in " ".join(done.stdout.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase", "words"),
+    [
+        (
+            [("liger_kernel/ops/fused_linear_cross_entropy.py", "forward", "logits_chunk = _input_chunk @ weight.t()")],
+            "loss",
+            "fused already",
+        ),
+        (
+            [
+                (
+                    "transformers/models/qwen2/modeling_qwen2.py",
+                    "forward",
+                    "logits = self.lm_head(hidden_states[:, s, :])",
+                )
+            ],
+            "forward",
+            "the logits are of tokens x vocabulary",
+        ),
+        (
+            [("transformers/trainer.py", "_load_optimizer_and_scheduler", "torch.load(path)")],
+            "loading",
+            "the checkpoint's optimizer states",
+        ),
+        (
+            [("deepspeed/runtime/zero/stage_1_and_2.py", "initialize_optimizer_states", "torch.zeros(")],
+            "optimizer states",
+            "as it starts",
+        ),
+        (
+            [
+                ("transformers/trainer.py", "save_model", "x"),
+                ("accelerate/utils/fsdp_utils.py", "save_fsdp_model", "x"),
+            ],
+            "saving",
+            "gathers weights",
+        ),
+        ([("transformers/trainer.py", "save_model", "x")], "saving", "memory beside what the training holds"),
+    ],
+)
+def test_causes_of_phases(frames: list[tuple[str, str, str]], phase: str, words: str) -> None:
+    failure = only(calls(*frames) + message("79.15 GiB"))
+    assert failure.phase == phase
+    (cause,) = causes(failure)
+    assert words in cause.text
+    assert not any("stage3" in change for change in cause.changes)
+
+
+def test_bitsandbytes_states_are_of_eight_bits_already() -> None:
+    states = ("bitsandbytes/optim/optimizer.py", "init_state", 'state["state1"] = self.get_state_buffer(p)')
+    assert causes(only(calls(states) + message("7.63 GiB")))[0].changes[0] == "{optimizer=paged_adamw_8bit}"
+
+
+def test_a_run_that_went_on(folder: Path) -> None:
+    bar = " {0}%|#   | {0}/100 [00:30<10:00, 6.0s/it]\n"
+    lost = only(bar.format(3) + message("23.52 GiB") + bar.format(4))
+    assert (lost.progress[0].done, lost.went_on) == (3, None)
+    text = bar.format(3) + message("23.52 GiB") + bar.format(4) + bar.format(50)
+    assert (only(text).progress[0].done, only(text).went_on) == (3, 50)
+    assert "to step 50 at least" in cli("oom", str(log_of(folder, text)), COLUMNS="200").stdout
+
+
+def test_vllm_that_wakes_up() -> None:
+    (cause,) = causes(only("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"))
+    assert cause.name == "vLLM"

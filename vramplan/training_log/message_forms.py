@@ -141,6 +141,13 @@ FORMS: tuple[MessageForm, ...] = (
         "vllm/v1/worker/utils.py",
     ),
     MessageForm(
+        "vLLM's sleep mode",
+        "any vLLM, where its own allocator takes memory: at the start and at waking up",
+        "CUDA Error: out of memory at ",
+        "CUDA Error: out of memory at ",
+        "csrc/cumem_allocator.cpp",
+    ),
+    MessageForm(
         "host array",
         "any NumPy",
         "Unable to allocate ",

@@ -136,5 +136,7 @@ class OutOfMemory:
     """Nearest first; of each bar the latest."""
     epoch: float | None = None
     """Of the nearest line of Trainer's log."""
+    went_on: int | None = None
+    """Steps that a bar counted later in the log: the run went on after this message. None if it shows none."""
     messages: int = 1
     """How many messages of this kind, rank and GPU were parsed; one failure often prints several."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from vramplan.dataclass import dataclass
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.planner.out_of_memory.cause import FEWER_SAMPLES, Cause
+from vramplan.planner.out_of_memory.phase_causes import phase_cause
 from vramplan.training_log import Amount, OutOfMemory
 from vramplan.units import GiB, MiB, format_bytes
 
@@ -15,20 +15,8 @@ OUTSIDE = 2 * GiB
 SPLIT = 0.05
 """Share of the GPU from which what PyTorch caches is called fragmentation: some is always left between tensors."""
 OLDER_EXPANDABLE_SEGMENTS = EXPANDABLE_SEGMENTS.replace("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_FEWER_SAMPLES = "smaller {micro_batch_size}, more {gradient_accumulation_steps}"
 OTHERS = 256 * MiB
 """Memory of other processes that is worth a word: a desktop takes more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A reason, and what to do."""
-
-    name: str
-    text: str
-    changes: tuple[str, ...] = ()
-    """What to do, the most useful first. A setting in braces is a field of the job or a key of transformers' Trainer,
-    with a value or without: ``{loss=liger}``; `spelling` puts the framework's own words there."""
 
 
 def causes(failure: OutOfMemory) -> tuple[Cause, ...]:
@@ -98,7 +86,7 @@ def _outside_the_allocator(failure: OutOfMemory) -> Cause | None:
         "outside PyTorch",
         f"{text}: another process fills the GPU, or this one's tensors and cache leave no room; the message tells no"
         " sizes",
-        ("nvidia-smi", _FEWER_SAMPLES),
+        ("nvidia-smi", FEWER_SAMPLES),
     )
 
 
@@ -109,6 +97,12 @@ def _vllm(failure: OutOfMemory) -> Cause | None:
             "vLLM takes its share of the GPU as it starts, and less is free: the training beside it, or another"
             " process, holds the rest",
             ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "nvidia-smi"),
+        )
+    if failure.form == "vLLM's sleep mode":
+        return Cause(
+            "vLLM",
+            "vLLM takes its weights or its cache back as it wakes up, and the training holds too much of the GPU then",
+            ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", FEWER_SAMPLES),
         )
     if failure.form == "vLLM's cache":
         return Cause(
@@ -157,70 +151,6 @@ def _fragmentation(failure: OutOfMemory) -> Cause | None:
     )
 
 
-PHASE_CAUSES: dict[str | None, Cause] = {
-    **dict.fromkeys(
-        ("loading", "moving the model"),
-        Cause("loading", "the weights do not fit into what is free", ("{quantize=nf4}", "a larger GPU")),
-    ),
-    "optimizer states": Cause(
-        "optimizer states",
-        "the optimizer's states are made at the first optimizer step: what a full run needs shows only there",
-        (
-            "{optimizer=adamw_8bit}",
-            "the optimizer on the host (DeepSpeed's offload_optimizer), ZeRO or FSDP over more GPUs",
-            "LoRA instead of full fine-tuning",
-        ),
-    ),
-    "gradient clipping": Cause("gradient clipping", "norms of the gradients take temporaries", ("{max_grad_norm=0}",)),
-    "evaluation": Cause(
-        "evaluation",
-        "an evaluation has its own batch, and keeps logits, while weights and optimizer states stay",
-        ("{eval_batch_size=1}", "{eval_accumulation_steps=1}", "{prediction_loss_only=true}"),
-    ),
-    "generation": Cause("generation", "generated tokens fill a cache of keys and values", ("generate fewer tokens",)),
-    "saving": Cause(
-        "saving",
-        "saving a checkpoint gathers weights that are divided among GPUs",
-        ("stage3_gather_16bit_weights_on_model_save: false", "fsdp_state_dict_type: SHARDED_STATE_DICT"),
-    ),
-    "loss": Cause(
-        "logits",
-        "the loss turns the logits, tokens x vocabulary, into fp32",
-        ("{loss=liger}", _FEWER_SAMPLES),
-    ),
-}
-"""What is special about a phase."""
-
-
-def _phase(failure: OutOfMemory) -> Cause | None:
-    if failure.phase in ("optimizer states", "optimizer step"):
-        return _optimizer(failure)
-    is_of_logits = any("logits" in frame.code and "float" in frame.code for frame in failure.frames[-FEW:])
-    return PHASE_CAUSES.get("loss" if is_of_logits and failure.phase == "forward" else failure.phase)
-
-
-def _optimizer(failure: OutOfMemory) -> Cause:
-    """The lists of PyTorch's foreach optimizers are temporaries that the fused ones do not have."""
-    states = PHASE_CAUSES["optimizer states"]
-    if any("deepspeed/" in frame.file for frame in failure.frames):
-        states = replace(states, changes=(states.changes[1], states.changes[0], states.changes[2]))
-    if failure.phase == "optimizer states":
-        return states
-    if any("_multi_tensor_" in frame.function or "_foreach_" in frame.code for frame in failure.frames):
-        return Cause(
-            "optimizer step",
-            "the optimizer works on lists of all parameters (foreach): its temporaries come on top of its states",
-            ("{optimizer=adamw_torch_fused}",),
-        )
-    steps = next((bar.done for bar in failure.progress), 0)
-    text = "the optimizer's step takes memory on top of its states"
-    return Cause("optimizer step", text if steps else f"{text}, which the first step creates", states.changes)
-
-
-FEW = 3
-"""Of the innermost calls, those whose code is looked at."""
-
-
 def _later_step(failure: OutOfMemory) -> Cause | None:
     """Steps went well before: something about this batch was larger."""
     done = next((bar.done for bar in failure.progress), 0)
@@ -230,11 +160,11 @@ def _later_step(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "longest batch",
         f"{done:,} steps fitted before: this batch had longer samples, or other lengths had split PyTorch's cache",
-        (_expandable(failure), "{group_by_length=true} puts the longest samples first", _FEWER_SAMPLES),
+        (_expandable(failure), "{group_by_length=true} puts the longest samples first", FEWER_SAMPLES),
     )
 
 
 RULES: tuple[Callable[[OutOfMemory], Cause | None], ...] = (
-    _host, _outside_the_allocator, _vllm, _memory_fraction, _other_processes, _private_pools, _fragmentation, _phase,
-    _later_step,
+    _host, _outside_the_allocator, _vllm, _memory_fraction, _other_processes, _private_pools, _fragmentation,
+    phase_cause, _later_step,
 )  # fmt: skip

@@ -14,7 +14,8 @@ from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict, check
 from vramplan.planner.estimate import estimate
 from vramplan.planner.out_of_memory.allocation import Allocation, find_allocation
-from vramplan.planner.out_of_memory.causes import Cause, causes
+from vramplan.planner.out_of_memory.cause import Cause
+from vramplan.planner.out_of_memory.causes import causes
 from vramplan.planner.out_of_memory.likely_gpu import likely_gpus, with_likely_gpu
 from vramplan.planner.out_of_memory.spelling import in_words, words_in_log, words_of
 from vramplan.progress import Progress, silent

@@ -13,7 +13,7 @@ from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.parsed_config import SPELLINGS, ParsedConfig
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.inputs.job import Job
-from vramplan.planner.out_of_memory.causes import Cause
+from vramplan.planner.out_of_memory.cause import Cause
 from vramplan.planner.read_config import read
 
 Say = Callable[[str, str], str | None]
