@@ -214,6 +214,7 @@ def test_the_box_is_never_empty(folder: Path, text: str, more: list[str], words:
         "WARN: tip: if you see CUDA out of memory, lower the batch\ntraining done",
         "If you run into CUDA error: out of memory, restart the notebook",
         "CUDA out of memory? Try gradient checkpointing",
+        "a process that is Killed   by the kernel",
     ],
 )
 def test_sentences_about_running_out_are_none(folder: Path, text: str) -> None:
@@ -230,6 +231,7 @@ def test_sentences_about_running_out_are_none(folder: Path, text: str) -> None:
         "RuntimeError: DataLoader worker (pid 31) is killed by signal: Killed. ",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         "    Reason: OOMKilled",
+        "./train.sh: line 12: 22133 Killed                  python train.py",
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9.31 GiB for an array with shape (2,)",
     ],
 )
@@ -340,3 +342,19 @@ def test_a_run_that_went_on(folder: Path) -> None:
 def test_vllm_that_wakes_up() -> None:
     (cause,) = causes(only("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"))
     assert cause.name == "vLLM"
+
+
+def test_windows_puts_tensors_into_the_hosts_memory() -> None:
+    (cause,) = causes(only(message("11.99 GiB", used="26.10 GiB")))
+    assert cause.name == "host memory as GPU memory"
+
+
+def test_expandable_segments_are_not_suggested_to_a_run_that_has_them(folder: Path) -> None:
+    text = message("23.52 GiB", used="15.00 GiB").replace("90.00 MiB", "7.00 GiB")
+    script = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True llamafactory-cli train factory.json\n"
+    (folder / "train.sh").write_text(script)
+    found = vramplan.explain(log_of(folder, text), folder / "train.sh", num_gpus=1)
+    assert [cause.name for cause in found.causes] == ["fragmentation"]
+    assert found.causes[0].changes == ()
+    bare = vramplan.explain(log_of(folder, text), folder / "factory.json", num_gpus=1)
+    assert bare.causes[0].changes == ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)

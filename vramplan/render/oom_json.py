@@ -23,6 +23,8 @@ def explanation(found: Explanation) -> types.OutOfMemoryData:
         "gpu": failure.gpu,
         "phase": failure.phase,
         "step": next((bar.done for bar in failure.progress), None),
+        "went_on": failure.went_on,
+        "framework": failure.framework,
         "figures": _figures(failure.figures),
         "causes": [{"name": cause.name, "text": cause.text, "changes": list(cause.changes)} for cause in found.causes],
         "allocation": None

@@ -55,6 +55,10 @@ class OutOfMemoryData(Exact):
     phase: str | None
     step: int | None
     """Steps that the nearest progress bar shows as done."""
+    went_on: int | None
+    """Steps that the log counts after the message, if the run went on."""
+    framework: str
+    """Whose calls are in the traceback: llamafactory, axolotl, ms-swift, trl ...; empty if it is not known."""
     figures: FiguresData
     causes: list[CauseData]
     allocation: AllocationData | None

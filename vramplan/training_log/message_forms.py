@@ -177,6 +177,7 @@ FORMS: tuple[MessageForm, ...] = (
             ("Linux", "Out of memory: Killed process", "mm/oom_kill.c"),
         )
     ),
+    MessageForm("host, killed", "bash", " Killed   ", "Killed", "jobs.c, strsignal", "host"),
 )
 """The first form whose template fits counts."""
 

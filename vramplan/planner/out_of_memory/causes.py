@@ -127,6 +127,18 @@ def _memory_fraction(failure: OutOfMemory) -> Cause | None:
     )
 
 
+def _beyond_the_gpu(failure: OutOfMemory) -> Cause | None:
+    figures = failure.figures
+    if figures.allocated is None or figures.capacity is None or figures.allocated.low <= figures.capacity.high:
+        return None
+    return Cause(
+        "host memory as GPU memory",
+        f"tensors hold {_size(figures.allocated)}, more than the GPU has: NVIDIA's driver for Windows puts the rest"
+        " into the host's memory, and that ran out too",
+        ("Prefer No Sysmem Fallback, in NVIDIA's control panel, fails earlier instead of training slowly",),
+    )
+
+
 def _private_pools(failure: OutOfMemory) -> Cause | None:
     pools = failure.figures.free_in_private_pools
     requested = failure.figures.requested
@@ -165,6 +177,6 @@ def _later_step(failure: OutOfMemory) -> Cause | None:
 
 
 RULES: tuple[Callable[[OutOfMemory], Cause | None], ...] = (
-    _host, _outside_the_allocator, _vllm, _memory_fraction, _other_processes, _private_pools, _fragmentation,
-    phase_cause, _later_step,
+    _host, _outside_the_allocator, _vllm, _memory_fraction, _beyond_the_gpu, _other_processes, _private_pools,
+    _fragmentation, phase_cause, _later_step,
 )  # fmt: skip

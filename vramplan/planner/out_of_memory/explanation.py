@@ -9,13 +9,14 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.check import Verdict, check
 from vramplan.planner.estimate import estimate
 from vramplan.planner.out_of_memory.allocation import Allocation, find_allocation
 from vramplan.planner.out_of_memory.cause import Cause
-from vramplan.planner.out_of_memory.causes import causes
+from vramplan.planner.out_of_memory.causes import OLDER_EXPANDABLE_SEGMENTS, causes
 from vramplan.planner.out_of_memory.likely_gpu import likely_gpus, with_likely_gpu
 from vramplan.planner.out_of_memory.spelling import in_words, words_in_log, words_of
 from vramplan.progress import Progress, silent
@@ -86,7 +87,8 @@ def explain(
             return None
 
     found = find_allocation(failure, training, at) if failure.memory == "gpu" else None
-    reasons = in_words(causes(failure), words_of(verdict.reading, training.job))
+    is_set = (EXPANDABLE_SEGMENTS, OLDER_EXPANDABLE_SEGMENTS) if training.job.expandable_segments else ()
+    reasons = in_words(causes(failure), words_of(verdict.reading, training.job), is_set)
     return Explanation(failure, len(failures) - 1, reasons, verdict.card, verdict, found)
 
 

@@ -45,9 +45,9 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 """Framework -> name and text of a small configuration, from which its reader tells its keys."""
 
 
-def in_words(causes: Iterable[Cause], say: Say) -> tuple[Cause, ...]:
-    """The causes with their changes spelled, each change once, without those that the framework has no key for."""
-    said: set[str] = set()
+def in_words(causes: Iterable[Cause], say: Say, known: Iterable[str] = ()) -> tuple[Cause, ...]:
+    """The causes with their changes spelled, each once: not those `known`, nor those without a key."""
+    said = {*known}
     spelled = []
     for cause in causes:
         every = [line for change in cause.changes for line in _spell(change, say)]
