@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vramplan
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, cli, cli_json
 from tests.test_out_of_memory import MODEL
 from vramplan.errors import ConfigError
 from vramplan.frameworks.registry import FRAMEWORKS
@@ -358,3 +358,13 @@ def test_expandable_segments_are_not_suggested_to_a_run_that_has_them(folder: Pa
     assert found.causes[0].changes == ()
     bare = vramplan.explain(log_of(folder, text), folder / "factory.json", num_gpus=1)
     assert bare.causes[0].changes == ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",)
+
+
+def test_the_hosts_memory_by_estimate(folder: Path) -> None:
+    log = log_of(folder, "exitcode: -9 (pid: 223)")
+    line = ["oom", str(log), "--config", str(folder / "factory.json"), "--gpu", "rtx4090", "--num-gpus", "1"]
+    done = cli(*line, COLUMNS="200")
+    assert "Host memory of a node with 1 GPU" in done.stdout
+    assert "No tensor of the simulated step" not in done.stdout
+    assert "and yet the run ran out" not in done.stdout  # that was about the GPU
+    assert cli_json(*line)["host_bytes"] > 0

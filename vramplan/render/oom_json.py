@@ -38,6 +38,7 @@ def explanation(found: Explanation) -> types.OutOfMemoryData:
             "sequence_length": tensor.sequence_length,
         },
         "other_messages": found.others,
+        "host_bytes": None if found.host is None else found.host.peak_bytes,
         "check": None if found.verdict is None else verdict(found.verdict),
     }
 

@@ -63,5 +63,7 @@ class OutOfMemoryData(Exact):
     causes: list[CauseData]
     allocation: AllocationData | None
     other_messages: int
+    host_bytes: int | None
+    """What a node's host needs at most by estimate, if its memory ran out."""
     check: CheckData | None
     """What `vramplan check --json` prints of the configuration; null without one."""

@@ -12,6 +12,7 @@ from vramplan.planner.check import Verdict
 from vramplan.planner.out_of_memory import Explanation
 from vramplan.render import check
 from vramplan.render.figures import sentence
+from vramplan.render.host import host_words
 from vramplan.render.terminal import Answer, Screen, hanging, inside
 from vramplan.training_log import Figures, OutOfMemory
 from vramplan.units import GiB, counted, format_bytes
@@ -51,6 +52,8 @@ def _box(screen: Screen, found: Explanation) -> Panel:
     if found.causes:
         first = found.causes[0]
         lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
+    if found.host is not None:
+        lines.append(screen.text(f"{host_words(found.host)}, by estimate; data loaders and the data set come on top"))
     if reason := _by_size(found):
         lines.append(screen.text(reason, "" if found.causes else "bold"))
     title = screen.text(_title(failure), "bold default")
@@ -143,7 +146,7 @@ def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
                 ),
                 "",
             )
-    elif found.verdict is not None and figures.requested is not None and found.failure.phase != "evaluation":
+    elif found.was_searched:
         yield "No tensor of the simulated step has this size with so much memory in use", "dim"
     if found.failure.went_on is not None:
         yield (

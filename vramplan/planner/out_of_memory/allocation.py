@@ -55,6 +55,13 @@ class Allocation:
     """Whether memory in use agrees as well, with samples of the longest length."""
 
 
+def can_search(failure: OutOfMemory) -> bool:
+    """Whether a message tells what a search needs, of a phase that is simulated event by event."""
+    figures = failure.figures
+    has_sizes = figures.requested is not None and figures.allocated is not None
+    return has_sizes and (failure.phase is None or failure.phase in PHASES)
+
+
 def find_allocation(
     failure: OutOfMemory, estimate: Estimate, at: Callable[[int], Estimate | None]
 ) -> Allocation | None:
@@ -69,9 +76,7 @@ def find_allocation(
         at: the estimate with samples of another length; None if the job cannot have it.
     """
     figures = failure.figures
-    if figures.requested is None or figures.allocated is None or estimate.timeline is None:
-        return None
-    if failure.phase is not None and failure.phase not in PHASES:  # a phase that is not simulated event by event
+    if figures.requested is None or figures.allocated is None or estimate.timeline is None or not can_search(failure):
         return None
     found = _in_timeline(failure, estimate, figures.requested, figures.allocated, ALIKE)
     if found is not None or figures.requested.num_bytes < LEAST_BYTES:

@@ -45,7 +45,7 @@ def _host(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "host memory",
         f"{text}: data loaders, an optimizer on the host, or loading the checkpoint",
-        ("{dataloader_num_workers=0}", "{low_cpu_mem_usage=true}"),
+        ("{dataloader_num_workers=0}", "more memory for the job: Slurm's --mem, the container's limit"),
     )
 
 
@@ -94,20 +94,20 @@ def _vllm(failure: OutOfMemory) -> Cause | None:
     if failure.form == "vLLM's start":
         return Cause(
             "vLLM",
-            "vLLM takes its share of the GPU as it starts, and less is free: the training beside it, or another"
+            "less of the GPU is free than the share that vLLM takes as it starts: the training beside it, or another"
             " process, holds the rest",
             ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "nvidia-smi"),
         )
     if failure.form == "vLLM's sleep mode":
         return Cause(
             "vLLM",
-            "vLLM takes its weights or its cache back as it wakes up, and the training holds too much of the GPU then",
+            "the training holds too much of the GPU as vLLM wakes up and takes its weights or its cache back",
             ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", FEWER_SAMPLES),
         )
     if failure.form == "vLLM's cache":
         return Cause(
             "vLLM",
-            "vLLM's share of the GPU goes to its weights and its activations: nothing is left for the cache of keys and"
+            "weights and activations take all of vLLM's share of the GPU: nothing is left for its cache of keys and"
             " values",
             ("a larger gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "a smaller max_model_len"),
         )

@@ -10,11 +10,13 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
-from vramplan.inputs.load import load_gpu
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.memory.estimate import Estimate
+from vramplan.memory.host import HostMemory
+from vramplan.planner import after_training
 from vramplan.planner.check import Verdict, check
 from vramplan.planner.estimate import estimate
-from vramplan.planner.out_of_memory.allocation import Allocation, find_allocation
+from vramplan.planner.out_of_memory.allocation import Allocation, can_search, find_allocation
 from vramplan.planner.out_of_memory.cause import Cause
 from vramplan.planner.out_of_memory.causes import OLDER_EXPANDABLE_SEGMENTS, causes
 from vramplan.planner.out_of_memory.likely_gpu import likely_gpus, with_likely_gpu
@@ -40,6 +42,13 @@ class Explanation(Result):
     """On the run's configuration, if that is given."""
     allocation: Allocation | None = None
     """The tensor of the simulated run that was asked for; None without a configuration, or if none fits."""
+    host: HostMemory | None = None
+    """What a node's host needs by estimate, if its memory ran out and the configuration is given."""
+
+    @property
+    def was_searched(self) -> bool:
+        """Whether the simulated run was searched for the tensor."""
+        return self.verdict is not None and self.failure.memory == "gpu" and can_search(self.failure)
 
 
 def explain(
@@ -89,7 +98,8 @@ def explain(
     found = find_allocation(failure, training, at) if failure.memory == "gpu" else None
     is_set = (EXPANDABLE_SEGMENTS, OLDER_EXPANDABLE_SEGMENTS) if training.job.expandable_segments else ()
     reasons = in_words(causes(failure), words_of(verdict.reading, training.job), is_set)
-    return Explanation(failure, len(failures) - 1, reasons, verdict.card, verdict, found)
+    host = after_training.host(load_model(training.model), training) if failure.memory == "host" else None
+    return Explanation(failure, len(failures) - 1, reasons, verdict.card, verdict, found, host)
 
 
 def _first_rank(failures: Sequence[OutOfMemory]) -> OutOfMemory:
