@@ -12,7 +12,7 @@ from vramplan.cli.parameters import Argument, Option
 
 
 def oom(
-    log: Annotated[Path, Argument(metavar="LOG", help="The file that the run printed to.")],
+    log: Annotated[Path, Argument(metavar="LOG", help="The file that the run printed to; - reads standard input.")],
     config: Annotated[
         Path | None,
         Option(help="The run's configuration or script: finds the tensor, and the changes that fit.", panel=MODEL),

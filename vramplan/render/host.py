@@ -17,7 +17,12 @@ def host_line(screen: Screen, host: HostMemory, job: Job) -> list[RenderableType
     """One line if the host is used to offload, or likely needs more than machines have."""
     if job.offload == "none" and host.peak_bytes <= MUCH_BYTES:
         return []
-    return [Text(""), screen.text(f"Host memory{_node(host)}: {_sizes(host)}; -v lists it")]
+    return [Text(""), screen.text(f"{host_words(host)}; -v lists it")]
+
+
+def host_words(host: HostMemory) -> str:
+    """The memory that each phase needs."""
+    return f"Host memory{_node(host)}: {_sizes(host)}"
 
 
 def host_details(screen: Screen, host: HostMemory) -> list[RenderableType]:

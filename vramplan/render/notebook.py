@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vramplan.render.verdict import SIGNS, need_of_capacity, outcome, subject
-from vramplan.units import counted
+from vramplan.units import GiB, counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -90,8 +90,14 @@ def _token_budgets(found: TokenBudgets) -> str:
 
 
 def _explanation(found: Explanation) -> str:
-    reasons = ", ".join(cause.name for cause in found.causes) or "size"
-    return f"{found.failure.phase or 'phase not known'}: {reasons}"
+    figures = found.failure.figures
+    sizes = [
+        f"{words} {amount.num_bytes / GiB:.2f} GiB"
+        for words, amount in (("asked for", figures.requested), ("free", figures.free), ("of", figures.capacity))
+        if amount is not None
+    ]
+    reasons = ", ".join(cause.name for cause in found.causes) or "no cause named"
+    return "; ".join([f"{found.failure.phase or 'phase not known'}: {reasons}", *([", ".join(sizes)] if sizes else [])])
 
 
 LINES: Mapping[str, Callable[[Any], str]] = MappingProxyType(

@@ -23,6 +23,8 @@ def explanation(found: Explanation) -> types.OutOfMemoryData:
         "gpu": failure.gpu,
         "phase": failure.phase,
         "step": next((bar.done for bar in failure.progress), None),
+        "went_on": failure.went_on,
+        "framework": failure.framework,
         "figures": _figures(failure.figures),
         "causes": [{"name": cause.name, "text": cause.text, "changes": list(cause.changes)} for cause in found.causes],
         "allocation": None
@@ -36,6 +38,7 @@ def explanation(found: Explanation) -> types.OutOfMemoryData:
             "sequence_length": tensor.sequence_length,
         },
         "other_messages": found.others,
+        "host_bytes": None if found.host is None else found.host.peak_bytes,
         "check": None if found.verdict is None else verdict(found.verdict),
     }
 

@@ -55,9 +55,15 @@ class OutOfMemoryData(Exact):
     phase: str | None
     step: int | None
     """Steps that the nearest progress bar shows as done."""
+    went_on: int | None
+    """Steps that the log counts after the message, if the run went on."""
+    framework: str
+    """Whose calls are in the traceback: llamafactory, axolotl, ms-swift, trl ...; empty if it is not known."""
     figures: FiguresData
     causes: list[CauseData]
     allocation: AllocationData | None
     other_messages: int
+    host_bytes: int | None
+    """What a node's host needs at most by estimate, if its memory ran out."""
     check: CheckData | None
     """What `vramplan check --json` prints of the configuration; null without one."""

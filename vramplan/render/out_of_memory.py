@@ -8,18 +8,20 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from vramplan.planner.check import Verdict
 from vramplan.planner.out_of_memory import Explanation
 from vramplan.render import check
 from vramplan.render.figures import sentence
+from vramplan.render.host import host_words
 from vramplan.render.terminal import Answer, Screen, hanging, inside
 from vramplan.training_log import Figures, OutOfMemory
 from vramplan.units import GiB, counted, format_bytes
 
-FITS_ALONE = (
-    "The configuration fits by itself: samples longer than it says, another process at that moment, or a setting that"
-    " the file does not hold"
-)
-MOST_CHANGES = 3
+BEYOND = 1.2
+"""Times the estimate's peak from which the run is called another one."""
+NOT_ESTIMATED = {"saving": "saving a checkpoint", "generation": "generation", "loading": "loading"}
+"""Phases that may need more than the estimate of the training says -> in words."""
+MOST_CHANGES = 4
 """Changes that are printed of each reason."""
 
 
@@ -47,13 +49,13 @@ def answer(found: Explanation, verbose: bool = False) -> Answer:
 def _box(screen: Screen, found: Explanation) -> Panel:
     failure = found.failure
     lines = [screen.text(text, style) for text, style in _lines(found)]
-    first = found.causes[0] if found.causes else None
-    if first is not None:
+    if found.causes:
+        first = found.causes[0]
         lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
-    elif found.verdict is None:
-        lines.append(screen.text("The message shows no other reason than the size of the job", "bold"))
-    elif found.verdict.fits:
-        lines.append(screen.text(FITS_ALONE, "bold"))
+    if found.host is not None:
+        lines.append(screen.text(f"{host_words(found.host)}, by estimate; data loaders and the data set come on top"))
+    if reason := _by_size(found):
+        lines.append(screen.text(reason, "" if found.causes else "bold"))
     title = screen.text(_title(failure), "bold default")
     above = title.cell_len + 2 <= inside(screen)
     return Panel(
@@ -62,6 +64,40 @@ def _box(screen: Screen, found: Explanation) -> Panel:
         border_style="red",
         title=title if above else None,
         title_align="left",
+    )
+
+
+def _by_size(found: Explanation) -> str:
+    """What the size of the job says of the failure; empty if another cause says enough."""
+    if found.verdict is not None and found.verdict.fits and found.failure.memory == "gpu":
+        return _although_it_fits(found.failure, found.verdict)
+    if found.causes:
+        return ""
+    if found.verdict is not None:
+        return "By estimate this configuration does not fit"
+    if found.failure.figures.requested is None:
+        return "The message tells neither sizes nor a reason"
+    return "The message shows no other reason than the size of the job"
+
+
+def _although_it_fits(failure: OutOfMemory, verdict: Verdict) -> str:
+    """The contradiction between a log that ran out and an estimate that fits, and what may be behind it."""
+    fits = (
+        f"By estimate this configuration fits, {verdict.need_bytes / GiB:.1f} GiB of"
+        f" {verdict.estimate.capacity_bytes / GiB:.1f}"
+    )
+    held, phase = failure.figures.allocated, NOT_ESTIMATED.get(failure.phase or "")
+    peak = max(verdict.estimate.peak_allocated_bytes, verdict.estimate.evaluation_bytes)
+    if phase is None and held is not None and held.low > BEYOND * peak:
+        return (
+            f"{fits}, at most {peak / GiB:.1f} of it in tensors, where the log has {held.num_bytes / GiB:.1f}: the run"
+            " had other settings, longer samples or another model, kept tensors from step to step, or the estimate is"
+            " too low"
+        )
+    return (
+        f"{fits}, and yet the run ran out: {f'{phase} is not part of it; ' if phase is not None else ''}samples longer"
+        " than it says, another process at that moment, a setting that the file does not hold, or an estimate that is"
+        " too low"
     )
 
 
@@ -110,8 +146,14 @@ def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
                 ),
                 "",
             )
-    elif found.verdict is not None and figures.requested is not None and found.failure.phase != "evaluation":
+    elif found.was_searched:
         yield "No tensor of the simulated step has this size with so much memory in use", "dim"
+    if found.failure.went_on is not None:
+        yield (
+            f"The log counts on after this message, to step {found.failure.went_on:,} at least: the batch was skipped"
+            " or made smaller (auto_find_batch_size), or another run follows",
+            "",
+        )
     if found.others:
         yield f"{counted(found.others, 'other message')} in the log, of other ranks or kinds", "dim"
 

@@ -14,7 +14,20 @@ from vramplan.training_log.record import Figures, ProcessMemory
 MOST_CHARACTERS = 20_000
 """Of one message: with 100 processes it has 6,000."""
 _ANY_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_SPACES = re.compile(r"\s+")
+_MARKERS = {marker: _SPACES.sub(" ", marker) for marker in MARKERS}
+"""Markers as they are in a text with single spaces."""
+_ANY_OF_WORDS = re.compile("|".join(map(re.escape, _MARKERS.values())))
 _PROCESS = re.compile(rf"(?:this process|Process (\d{{1,10}})) has ({PATTERN})")
+MENTIONED = frozenset(
+    form.template for form in FORMS if form.template.endswith("out of memory") or form.template == "Killed"
+)
+"""Messages that people and programs also write about."""
+_SHELL = re.compile(r"line \d{1,9}: {1,4}\d{1,10} {1,4}$")
+"""What bash writes before: ``./train.sh: line 12: 22133 Killed   python train.py``."""
+_BEFORE = re.compile(r"(?:(?:Error|Exception)\W{1,4}|what\(\): {1,4}|[Cc]aught \w{0,20}:? ?)$")
+_AFTER = re.compile(r"\W{0,3}$|[.'\"]{0,2}\s*(?:CUDA|HIP|Search for|Compile with|Tried|GPU|Exception raised)")
+"""What follows: the end, or torch's own next words."""
 _WARNING = re.compile(
     r"memory (?:allocation|mapping) failed with OOM on device (\d{1,4}) "
     r"while trying to (allocate|map) (\d{1,20}) bytes \(free: (\d{1,20}), total: (\d{1,20})\)"
@@ -33,13 +46,23 @@ def parse_message(text: str) -> tuple[MessageForm, int | None, Figures] | None:
         text: the message, as much of it as there is, on one line or several.
     """
     text = " ".join(text[:MOST_CHARACTERS].split())
-    marker = _ANY_MARKER.search(text)
+    marker = _ANY_OF_WORDS.search(text)
     if marker is None:
         return None
-    forms = [form for form in FORMS if form.marker in text[marker.start() :]]
+    forms = [form for form in FORMS if _MARKERS[form.marker] in text[marker.start() :]]
     matches = [(form, _fit(form, text, marker.start())) for form in forms]
     form, match = max(matches, key=lambda pair: pair[1].end() if pair[1] else -1)
-    return (form, *_figures(match)) if match else None
+    if match is None or (form.template in MENTIONED and not _is_raised(text, match)):
+        return None
+    return (form, *_figures(match))
+
+
+def _is_raised(text: str, match: re.Match[str]) -> bool:
+    """Whether a message without figures is one, and not a sentence about it: "if you see CUDA out of memory, ..."."""
+    if match[0] == "Killed":
+        return _SHELL.search(text, 0, match.start()) is not None
+    is_whole = _AFTER.match(text, match.end()) is not None
+    return is_whole and (not text[: match.start()].strip() or _BEFORE.search(text, 0, match.start()) is not None)
 
 
 @cache

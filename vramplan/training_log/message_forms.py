@@ -134,6 +134,28 @@ FORMS: tuple[MessageForm, ...] = (
         "vllm/v1/core/kv_cache_utils.py",
     ),
     MessageForm(
+        "vLLM's start",
+        "any vLLM with V1",
+        "on startup is less than desired GPU memory utilization",
+        "on startup is less than desired GPU memory utilization",
+        "vllm/v1/worker/utils.py",
+    ),
+    MessageForm(
+        "vLLM's sleep mode",
+        "any vLLM, where its own allocator takes memory: at the start and at waking up",
+        "CUDA Error: out of memory at ",
+        "CUDA Error: out of memory at ",
+        "csrc/cumem_allocator.cpp",
+    ),
+    MessageForm(
+        "host array",
+        "any NumPy",
+        "Unable to allocate ",
+        "Unable to allocate {requested} for an array",
+        "numpy/_core/_exceptions.py",
+        "host",
+    ),
+    MessageForm(
         "host allocation",
         "any PyTorch",
         "DefaultCPUAllocator: ",
@@ -145,12 +167,17 @@ FORMS: tuple[MessageForm, ...] = (
         MessageForm("host, killed", writer, marker, marker, source, "host")
         for writer, marker, source in (
             ("torchrun's summary", "Signal 9 (SIGKILL)", "torch/distributed/elastic/multiprocessing/errors"),
-            ("torchrun", "failed (exitcode: -9)", "torch/distributed/elastic/multiprocessing/api.py"),
+            ("torchrun", "exitcode: -9", "torch/distributed/elastic/multiprocessing/api.py"),
+            ("accelerate, DeepSpeed", "died with <Signals.SIGKILL: 9>", "Python's subprocess.py"),
+            ("PyTorch's DataLoader", "is killed by signal: Killed", "torch/csrc/DataLoader.cpp"),
+            ("Ray", "was killed due to the node running low on memory", "ray/exceptions.py"),
+            ("Kubernetes", "OOMKilled", "the state of a container"),
             ("DeepSpeed", "exits with return code = -9", "deepspeed/launcher/launch.py"),
             ("Slurm", "oom_kill event", "slurmstepd"),
             ("Linux", "Out of memory: Killed process", "mm/oom_kill.c"),
         )
     ),
+    MessageForm("host, killed", "bash", " Killed   ", "Killed", "jobs.c, strsignal", "host"),
 )
 """The first form whose template fits counts."""
 

@@ -9,6 +9,7 @@ from vramplan.dataclass import dataclass
 from vramplan.training_log.log_lines import LogLine
 from vramplan.training_log.message import has_message, parse_message, parse_warning, sharpen
 from vramplan.training_log.phases import phase_of
+from vramplan.training_log.programs import framework_of
 from vramplan.training_log.progress_lines import after_bar, parse_epoch, parse_progress
 from vramplan.training_log.record import Figures, Frame, OutOfMemory, Progress
 from vramplan.training_log.traceback_lines import (
@@ -140,17 +141,29 @@ class LogParser:
             self._epoch = epoch
         if progress is None:
             return epoch is not None
+        self._finish_all()
+        self._note_later(progress)
         key = progress.description, progress.total
         self._bars.pop(key, None)
         self._bars[key] = progress
         if len(self._bars) > _BARS:
             del self._bars[next(iter(self._bars))]
-        self._finish_all()
         for record in self._without_bar:
             if line.number - self._records[record].line <= BAR_AFTER:
                 self._records[record] = replace(self._records[record], progress=(progress,))
         self._without_bar.clear()
         return True
+
+    def _note_later(self, progress: Progress) -> None:
+        """Note with the messages before it that training went on: a bar of the same kind counts further, or anew.
+
+        One step is not enough: ranks that did not fail may still end theirs.
+        """
+        for key, record in self._records.items():
+            same = [bar for bar in record.progress if bar.description == progress.description]
+            before = next((bar.done for bar in same if bar.total == progress.total), 0)
+            if same and progress.done >= before + 2:
+                self._records[key] = replace(record, went_on=progress.done)
 
     def _read_call(self, rank: int | None, frame: Frame | None) -> None:
         """A traceback's header (no frame) or one of its calls."""
@@ -192,6 +205,7 @@ class LogParser:
             gpu=gpu,
             rank=rank,
             phase=phase_of(message.frames, message.mixed),
+            framework=framework_of(message.frames),
             frames=message.frames[-FRAMES:],
             progress=tuple(reversed(self._bars.values())),
             epoch=self._epoch,

@@ -7,6 +7,7 @@ version's source of its file; tests look them up. `also` are functions of earlie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from vramplan.dataclass import dataclass
@@ -74,15 +75,25 @@ ROWS: tuple[PhaseRow, ...] = (
     PhaseRow("loss", "transformers/loss/", ""),
     PhaseRow("loss", "torch/nn/functional.py", "cross_entropy"),
     PhaseRow("loss", "torch/nn/modules/loss.py", ""),
+    PhaseRow("loss", "unsloth_zoo/fused_losses/", ""),
     PhaseRow("loss", "liger_kernel/ops/cross_entropy.py", ""),
     PhaseRow("loss", "liger_kernel/ops/fused_linear_cross_entropy.py", ""),
     PhaseRow("forward", "torch/nn/modules/module.py", "_call_impl _wrapped_call_impl"),
+    PhaseRow("forward", "transformers/models/", "forward"),
+    PhaseRow("forward", "transformers/trainer.py", "compute_loss"),
+    PhaseRow("forward", "trl/trainer/grpo_trainer.py", "_get_per_token_logps_and_entropies", "_get_per_token_logps"),
+    PhaseRow("preparation", "peft/utils/other.py", "prepare_model_for_kbit_training"),
     PhaseRow("preparation", "accelerate/accelerator.py", "prepare prepare_model"),
     PhaseRow("preparation", "deepspeed/__init__.py", "initialize"),
     PhaseRow("moving a batch", "transformers/trainer.py", "_prepare_inputs _prepare_input"),
     PhaseRow("moving a batch", "accelerate/utils/operations.py", "send_to_device"),
     PhaseRow("moving the model", "torch/nn/modules/module.py", "to cuda _apply"),
 )
+
+
+_STATE = re.compile(r"""\bstate\[(["'])\w+\1\] = """)
+"""An optimizer's line that creates a state inside of its step: deepspeed/ops/adam/fused_adam.py, apex, and
+torch/optim/adamw.py up to 1.13."""
 
 
 def fits(row: PhaseRow, frame: Frame) -> bool:
@@ -103,4 +114,6 @@ def phase_of(frames: Sequence[Frame], mixed: bool = False) -> Phase | None:
     inside = {"forward", "loss"}  # of any other phase
     if not phases or (mixed and len({*phases} - inside) > 1):
         return None
+    if phases[0] == "optimizer step" and any(_STATE.search(frame.code) for frame in frames):
+        return "optimizer states"
     return phases[0]

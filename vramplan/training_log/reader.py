@@ -5,9 +5,11 @@ The file is searched in pieces of fixed size. Only what surrounds a message is p
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from vramplan.bounded_read import open_regular
 from vramplan.errors import ConfigError
@@ -15,7 +17,7 @@ from vramplan.training_log.log_lines import log_lines
 from vramplan.training_log.message_forms import MARKERS
 from vramplan.training_log.parser import LogParser
 from vramplan.training_log.record import OutOfMemory
-from vramplan.units import KiB, MiB
+from vramplan.units import GiB, KiB, MiB
 
 PIECE = 4 * MiB
 """Bytes that are searched at once."""
@@ -25,6 +27,9 @@ AFTER = 64 * KiB
 """Bytes after the first words of a message that are parsed."""
 MOST_PARSED = 16 * MiB
 """Bytes that are parsed at most, the last ones; a log whose every step runs out of memory has more."""
+STANDARD_INPUT = Path("-")
+MOST_PIPED = 2 * GiB
+"""Bytes that are read of the standard input."""
 _UTF16_MARK = b"\xff\xfe"
 """First bytes of a file that PowerShell's ``>`` writes."""
 
@@ -33,16 +38,36 @@ def read_log(path: Path) -> list[OutOfMemory]:
     """Messages of running out of memory: of each form, rank and GPU the last, in the log's order.
 
     Args:
-        path: a log in UTF-8 or, with its mark, little-endian UTF-16. Bytes that are neither are replaced.
+        path: a log in UTF-8 or, with its mark, little-endian UTF-16. Bytes that are neither are replaced. ``-`` is the
+            standard input.
 
     Raises:
         ConfigError: if the file cannot be read, is no regular file, or is empty.
     """
-    with open_regular(path) as stream:
+    where = "standard input" if path == STANDARD_INPUT else str(path)
+    with _standard_input() if path == STANDARD_INPUT else open_regular(path) as stream:
         try:
-            return _read(stream, path)
+            return _read(stream, where)
         except OSError as reason:
-            raise ConfigError(f"{path}: cannot be read ({reason.strerror})") from reason
+            raise ConfigError(f"{where}: cannot be read ({reason.strerror})") from reason
+
+
+def _standard_input() -> BinaryIO:
+    """What is piped in, in a temporary file: the parser goes back in it.
+
+    Raises:
+        ConfigError: if it is longer than :data:`MOST_PIPED`.
+    """
+    kept = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+    room = MOST_PIPED
+    while piece := sys.stdin.buffer.read(PIECE):
+        room -= len(piece)
+        if room < 0:
+            kept.close()
+            raise ConfigError(f"standard input: is longer than {MOST_PIPED // GiB} GiB; give the file")
+        kept.write(piece)
+    kept.seek(0)
+    return kept
 
 
 def read_text(text: str) -> list[OutOfMemory]:
@@ -53,12 +78,12 @@ def read_text(text: str) -> list[OutOfMemory]:
     return parser.records()
 
 
-def _read(stream: BinaryIO, path: Path) -> list[OutOfMemory]:
+def _read(stream: BinaryIO, where: str) -> list[OutOfMemory]:
     encoding = "utf-16-le" if stream.read(2) == _UTF16_MARK else "utf-8"
     newline = "\n".encode(encoding)
     regions, lines_before, size = _search(stream, [marker.encode(encoding) for marker in MARKERS], newline)
     if not size:
-        raise ConfigError(f"{path}: is empty")
+        raise ConfigError(f"{where}: is empty")
     parser = LogParser()
     for start, end in regions:
         piece = start // PIECE

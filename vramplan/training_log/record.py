@@ -127,11 +127,16 @@ class OutOfMemory:
     or the task's number (srun, mpirun)."""
     phase: Phase | None = None
     """None if no traceback precedes the message, its functions tell nothing, or several ranks' lines are mixed."""
+    framework: str = ""
+    """The training framework whose calls are in the traceback: llamafactory, axolotl, ms-swift, trl ...; empty if none
+    are."""
     frames: tuple[Frame, ...] = ()
     """The traceback's innermost calls, innermost last."""
     progress: tuple[Progress, ...] = ()
     """Nearest first; of each bar the latest."""
     epoch: float | None = None
     """Of the nearest line of Trainer's log."""
+    went_on: int | None = None
+    """Steps that a bar counted later in the log: the run went on after this message. None if it shows none."""
     messages: int = 1
     """How many messages of this kind, rank and GPU were parsed; one failure often prints several."""

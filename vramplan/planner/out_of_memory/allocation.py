@@ -55,7 +55,16 @@ class Allocation:
     """Whether memory in use agrees as well, with samples of the longest length."""
 
 
-def find_allocation(failure: OutOfMemory, estimate: Estimate, at: Callable[[int], Estimate]) -> Allocation | None:
+def can_search(failure: OutOfMemory) -> bool:
+    """Whether a message tells what a search needs, of a phase that is simulated event by event."""
+    figures = failure.figures
+    has_sizes = figures.requested is not None and figures.allocated is not None
+    return has_sizes and (failure.phase is None or failure.phase in PHASES)
+
+
+def find_allocation(
+    failure: OutOfMemory, estimate: Estimate, at: Callable[[int], Estimate | None]
+) -> Allocation | None:
     """The allocation of the simulated run that a message fits best; None if none fits.
 
     A message tells the size of the segment that was asked for and the memory in use, both rounded. If no tensor of a
@@ -64,18 +73,20 @@ def find_allocation(failure: OutOfMemory, estimate: Estimate, at: Callable[[int]
     Args:
         failure: what was read from the log.
         estimate: the run with samples of the longest length.
-        at: the estimate with samples of another length.
+        at: the estimate with samples of another length; None if the job cannot have it.
     """
     figures = failure.figures
-    if figures.requested is None or figures.allocated is None or estimate.timeline is None:
-        return None
-    if failure.phase is not None and failure.phase not in PHASES:  # a phase that is not simulated event by event
+    if figures.requested is None or figures.allocated is None or estimate.timeline is None or not can_search(failure):
         return None
     found = _in_timeline(failure, estimate, figures.requested, figures.allocated, ALIKE)
     if found is not None or figures.requested.num_bytes < LEAST_BYTES:
         return found
     tried = (at(length) for length in _lengths(estimate, estimate.timeline, figures.requested))
-    fitting = [_in_timeline(failure, other, figures.requested, figures.allocated, ALIKE) for other in tried]
+    fitting = [
+        _in_timeline(failure, other, figures.requested, figures.allocated, ALIKE)
+        for other in tried
+        if other is not None
+    ]
     used = figures.allocated
     shorter = min(filter(None, fitting), key=lambda allocation: _distance(allocation, used), default=None)
     guess = shorter or _in_timeline(failure, estimate, figures.requested, used, FAR)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.dataclass import dataclass
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.planner.out_of_memory.cause import FEWER_SAMPLES, Cause
+from vramplan.planner.out_of_memory.phase_causes import phase_cause
 from vramplan.training_log import Amount, OutOfMemory
 from vramplan.units import GiB, MiB, format_bytes
 
@@ -16,16 +17,6 @@ SPLIT = 0.05
 OLDER_EXPANDABLE_SEGMENTS = EXPANDABLE_SEGMENTS.replace("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 OTHERS = 256 * MiB
 """Memory of other processes that is worth a word: a desktop takes more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A reason, and what to do."""
-
-    name: str
-    text: str
-    changes: tuple[str, ...] = ()
-    """Lines or commands, the most useful first; settings by the names of transformers' TrainingArguments."""
 
 
 def causes(failure: OutOfMemory) -> tuple[Cause, ...]:
@@ -54,7 +45,7 @@ def _host(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "host memory",
         f"{text}: data loaders, an optimizer on the host, or loading the checkpoint",
-        ("dataloader_num_workers: 0", "low_cpu_mem_usage: true"),
+        ("{dataloader_num_workers=0}", "more memory for the job: Slurm's --mem, the container's limit"),
     )
 
 
@@ -78,6 +69,51 @@ def _other_processes(failure: OutOfMemory) -> Cause | None:
     return Cause("other processes", text, ("nvidia-smi",))
 
 
+OWN_MEMORY = ("cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "NCCL", "NCCL's call", "bitsandbytes", "Triton")
+"""Forms of messages of libraries that ask CUDA for memory themselves."""
+
+
+def _outside_the_allocator(failure: OutOfMemory) -> Cause | None:
+    """A request that PyTorch's allocator did not make: the message has no sizes."""
+    if failure.form in OWN_MEMORY:
+        library = failure.form.removesuffix("'s call")
+        text = f"CUDA gave {library} no memory of its own, outside PyTorch's allocator"
+    elif failure.form in ("CUDA", "CUDA driver", "HIP"):
+        text = "the driver refused memory that PyTorch's allocator did not ask for"
+    else:
+        return None
+    return Cause(
+        "outside PyTorch",
+        f"{text}: another process fills the GPU, or this one's tensors and cache leave no room; the message tells no"
+        " sizes",
+        ("nvidia-smi", FEWER_SAMPLES),
+    )
+
+
+def _vllm(failure: OutOfMemory) -> Cause | None:
+    if failure.form == "vLLM's start":
+        return Cause(
+            "vLLM",
+            "less of the GPU is free than the share that vLLM takes as it starts: the training beside it, or another"
+            " process, holds the rest",
+            ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "nvidia-smi"),
+        )
+    if failure.form == "vLLM's sleep mode":
+        return Cause(
+            "vLLM",
+            "the training holds too much of the GPU as vLLM wakes up and takes its weights or its cache back",
+            ("a smaller gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", FEWER_SAMPLES),
+        )
+    if failure.form == "vLLM's cache":
+        return Cause(
+            "vLLM",
+            "weights and activations take all of vLLM's share of the GPU: nothing is left for its cache of keys and"
+            " values",
+            ("a larger gpu_memory_utilization (in TRL vllm_gpu_memory_utilization)", "a smaller max_model_len"),
+        )
+    return None
+
+
 def _memory_fraction(failure: OutOfMemory) -> Cause | None:
     figures = failure.figures
     if failure.form == "MPS" or figures.allowed is None or figures.reserved is None or figures.requested is None:
@@ -88,6 +124,18 @@ def _memory_fraction(failure: OutOfMemory) -> Cause | None:
         "memory fraction",
         f"the process may use {_size(figures.allowed)} only (torch.cuda.set_per_process_memory_fraction)",
         ("torch.cuda.set_per_process_memory_fraction(1.0)",),
+    )
+
+
+def _beyond_the_gpu(failure: OutOfMemory) -> Cause | None:
+    figures = failure.figures
+    if figures.allocated is None or figures.capacity is None or figures.allocated.low <= figures.capacity.high:
+        return None
+    return Cause(
+        "host memory as GPU memory",
+        f"tensors hold {_size(figures.allocated)}, more than the GPU has: NVIDIA's driver for Windows puts the rest"
+        " into the host's memory, and that ran out too",
+        ("Prefer No Sysmem Fallback, in NVIDIA's control panel, fails earlier instead of training slowly",),
     )
 
 
@@ -115,49 +163,6 @@ def _fragmentation(failure: OutOfMemory) -> Cause | None:
     )
 
 
-PHASE_CAUSES: dict[str | None, Cause] = {
-    **dict.fromkeys(
-        ("loading", "moving the model"),
-        Cause("loading", "the weights do not fit into what is free", ("load_in_4bit: true", "a larger GPU")),
-    ),
-    "optimizer states": Cause(
-        "optimizer states",
-        "the optimizer's states are made at the first optimizer step: what a full run needs shows only there",
-        ("optim: adamw_8bit", "ZeRO or FSDP over several GPUs", "LoRA instead of full fine-tuning"),
-    ),
-    "optimizer step": Cause(
-        "optimizer step", "the optimizer's temporaries come on top of its states", ("optim: adamw_torch_fused",)
-    ),
-    "gradient clipping": Cause("gradient clipping", "norms of the gradients take temporaries", ("max_grad_norm: 0",)),
-    "evaluation": Cause(
-        "evaluation",
-        "an evaluation has its own batch, and keeps logits, while weights and optimizer states stay",
-        ("per_device_eval_batch_size: 1", "eval_accumulation_steps: 1", "prediction_loss_only: true"),
-    ),
-    "generation": Cause("generation", "generated tokens fill a cache of keys and values", ("generate fewer tokens",)),
-    "saving": Cause(
-        "saving",
-        "saving a checkpoint gathers weights that are divided among GPUs",
-        ("stage3_gather_16bit_weights_on_model_save: false", "fsdp_state_dict_type: SHARDED_STATE_DICT"),
-    ),
-    "loss": Cause(
-        "logits",
-        "the loss turns the logits, tokens x vocabulary, into fp32",
-        ("use_liger_kernel: true", "per_device_train_batch_size: fewer, gradient_accumulation_steps: more"),
-    ),
-}
-"""What is special about a phase."""
-
-
-def _phase(failure: OutOfMemory) -> Cause | None:
-    is_of_logits = any("logits" in frame.code and "float" in frame.code for frame in failure.frames[-FEW:])
-    return PHASE_CAUSES.get("loss" if is_of_logits and failure.phase == "forward" else failure.phase)
-
-
-FEW = 3
-"""Of the innermost calls, those whose code is looked at."""
-
-
 def _later_step(failure: OutOfMemory) -> Cause | None:
     """Steps went well before: something about this batch was larger."""
     done = next((bar.done for bar in failure.progress), 0)
@@ -167,10 +172,11 @@ def _later_step(failure: OutOfMemory) -> Cause | None:
     return Cause(
         "longest batch",
         f"{done:,} steps fitted before: this batch had longer samples, or other lengths had split PyTorch's cache",
-        (_expandable(failure), "group_by_length: true puts the longest samples first"),
+        (_expandable(failure), "{group_by_length=true} puts the longest samples first", FEWER_SAMPLES),
     )
 
 
 RULES: tuple[Callable[[OutOfMemory], Cause | None], ...] = (
-    _host, _memory_fraction, _other_processes, _private_pools, _fragmentation, _phase, _later_step,
+    _host, _outside_the_allocator, _vllm, _memory_fraction, _beyond_the_gpu, _other_processes, _private_pools,
+    _fragmentation, phase_cause, _later_step,
 )  # fmt: skip

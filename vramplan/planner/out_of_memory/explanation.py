@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError
-from vramplan.inputs.catalog import all_gpus
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.gpu_by_size import gpu_of_size
-from vramplan.inputs.load import load_gpu
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.load import load_gpu, load_model
 from vramplan.memory.estimate import Estimate
+from vramplan.memory.host import HostMemory
+from vramplan.planner import after_training
 from vramplan.planner.check import Verdict, check
 from vramplan.planner.estimate import estimate
-from vramplan.planner.out_of_memory.allocation import Allocation, find_allocation
-from vramplan.planner.out_of_memory.causes import Cause, causes
+from vramplan.planner.out_of_memory.allocation import Allocation, can_search, find_allocation
+from vramplan.planner.out_of_memory.cause import Cause
+from vramplan.planner.out_of_memory.causes import OLDER_EXPANDABLE_SEGMENTS, causes
+from vramplan.planner.out_of_memory.likely_gpu import likely_gpus, with_likely_gpu
+from vramplan.planner.out_of_memory.spelling import in_words, words_in_log, words_of
 from vramplan.progress import Progress, silent
 from vramplan.result import Result
-from vramplan.training_log import Amount, OutOfMemory, read_log
-from vramplan.units import GiB
+from vramplan.training_log import OutOfMemory, read_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,13 @@ class Explanation(Result):
     """On the run's configuration, if that is given."""
     allocation: Allocation | None = None
     """The tensor of the simulated run that was asked for; None without a configuration, or if none fits."""
+    host: HostMemory | None = None
+    """What a node's host needs by estimate, if its memory ran out and the configuration is given."""
+
+    @property
+    def was_searched(self) -> bool:
+        """Whether the simulated run was searched for the tensor."""
+        return self.verdict is not None and self.failure.memory == "gpu" and can_search(self.failure)
 
 
 def explain(
@@ -66,20 +76,30 @@ def explain(
     if not failures:
         raise ConfigError(f"{log}: no message of running out of memory is in it")
     failure = _first_rank(failures)
-    known = load_gpu(gpu) if gpu is not None else _gpu_with(failure.figures.capacity)
+    gpus = [load_gpu(gpu)] if gpu is not None else likely_gpus(failure)
     if config is None:
-        return Explanation(failure, len(failures) - 1, causes(failure), known)
-    if known is None:
-        raise ConfigError(f"{log}: the message does not tell the GPU's memory; name the GPU")
+        known = next(iter(gpus), None)
+        reasons = in_words(causes(failure), words_in_log(failure.framework))
+        return Explanation(failure, len(failures) - 1, reasons, known)
+    if not gpus:
+        raise ConfigError(f"{log}: the message does not tell the GPU's memory; name the GPU with {setting('gpu')}")
     target = str(config) if isinstance(config, Path) else config
-    verdict = check(target, known, progress=progress, **settings)
+    verdict = with_likely_gpu(gpus, lambda card: check(target, card, progress=progress, **settings))
+    training = verdict.estimate
 
-    def at(length: int) -> Estimate:
+    def at(length: int) -> Estimate | None:
+        """None for a length that the job cannot have: an image alone is longer."""
         progress(f"samples of {length:,} tokens", 0.9)
-        return estimate(verdict.estimate.model, known, **{**verdict.estimate.job.settings, "sequence_length": length})
+        try:
+            return estimate(training.model, verdict.card, **{**training.job.settings, "sequence_length": length})
+        except (ConfigError, UnsupportedError):
+            return None
 
-    found = find_allocation(failure, verdict.estimate, at) if failure.memory == "gpu" else None
-    return Explanation(failure, len(failures) - 1, causes(failure), known, verdict, found)
+    found = find_allocation(failure, training, at) if failure.memory == "gpu" else None
+    is_set = (EXPANDABLE_SEGMENTS, OLDER_EXPANDABLE_SEGMENTS) if training.job.expandable_segments else ()
+    reasons = in_words(causes(failure), words_of(verdict.reading, training.job), is_set)
+    host = after_training.host(load_model(training.model), training) if failure.memory == "host" else None
+    return Explanation(failure, len(failures) - 1, reasons, verdict.card, verdict, found, host)
 
 
 def _first_rank(failures: Sequence[OutOfMemory]) -> OutOfMemory:
@@ -88,14 +108,3 @@ def _first_rank(failures: Sequence[OutOfMemory]) -> OutOfMemory:
         reversed(failures),
         key=lambda failure: (failure.memory != "gpu", failure.figures.requested is None, failure.rank or 0),
     )
-
-
-def _gpu_with(capacity: Amount | None) -> Gpu | None:
-    """The listed GPU whose CUDA memory a message tells, or one of that size; None if it tells none."""
-    if capacity is None:
-        return None
-    fitting = [gpu for gpu in all_gpus() if gpu.vendor == "NVIDIA" and capacity.allows(gpu.cuda_total_bytes)]
-    if fitting:
-        return fitting[0]
-    near = gpu_of_size(f"{max(1.0, capacity.num_bytes / GiB):.2f}GB")
-    return near.model_copy(update={"cuda_total_bytes": capacity.num_bytes, "driver_total_bytes": capacity.num_bytes})
