@@ -366,6 +366,6 @@ if (isServed) {
   restore();
 } else {
   const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "").replace(/^\/([A-Za-z]:)/, "$1");
-  say(`This page needs a server of files: run  python -m http.server -d "${folder}"  and open http://localhost:8000`, true);
+  say(`This page needs a server of files: run  python -m http.server -d "${folder}"  and open localhost:8000`, true);
   for (const control of form.elements) control.disabled = true;
 }
