@@ -25,7 +25,7 @@ from vramplan.render.verdict import need_of_capacity
 from vramplan.render.web.bar import bar
 from vramplan.render.web.labels import GAP, WIDTHS, Label, in_a_row, in_rows, outside
 from vramplan.render.web.step_chart import HEIGHT, Scale, step_chart
-from vramplan.render.web.step_profile import FIXED, phase_names, step_profile
+from vramplan.render.web.step_profile import FIXED, _without_dips, phase_names, step_profile
 from vramplan.units import GiB
 
 MODEL = "qwen2.5-0.5b"
@@ -132,6 +132,15 @@ def test_the_profile_of_a_step_reaches_the_peak_and_its_fixed_part_stays(setting
     assert names == [*first, "backward", "optimizer"]
     moving = [name for name, sizes in profile.levels.items() if {*sizes} != {profile.fixed.get(name, 0)}]
     assert step_chart(estimate, profile).count("<path") == len(moving)
+
+
+def test_narrow_dips_are_not_shown_and_peaks_are_no_wider() -> None:
+    comb = [5, 1] * 20
+    assert [comb[event] for event in _without_dips(range(40), comb)] == [5] * 39 + [1]
+    sizes = [0] * 20 + [9] + [0] * 20 + [7] * 20
+    assert [sizes[event] for event in _without_dips(range(61), sizes)] == sizes
+    ramp = list(range(30))
+    assert _without_dips(range(30), ramp) == ramp
 
 
 def test_a_scale_begins_at_the_top() -> None:

@@ -228,7 +228,7 @@ def test_a_page_that_was_opened_as_a_file_says_what_to_do(site: Path) -> None:
         [*command, (site / "index.html").as_uri()],  # type: ignore[list-item]
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
-    assert f'run  python -m http.server -d "{site}"  and open http://localhost:8000' in page
+    assert f'run  python -m http.server -d "{site}"  and open localhost:8000' in page
 
 
 def test_a_model_s_own_file_and_no_other_host(site: Path) -> None:

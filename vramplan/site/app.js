@@ -130,6 +130,7 @@ function update() {
   if (form.model.value.trim() === "config.json" && !files["config.json"]) return say("config.json: this browser does not have the file, drop it here", true);
   say(isReady ? "Estimating …" : STAGES.python);
   for (const control of form.elements) control.disabled = isOff(control);
+  byId("more").querySelector("summary").textContent = `More settings${chosenIn(byId("more")) ? `: ${chosenIn(byId("more"))} chosen` : ""}`;
   const line = commandLine();
   lastLine = line;
   const micro = Number(form.micro.dataset.chosen);
@@ -151,6 +152,10 @@ function update() {
   others.forEach((name) => ask(`row ${name}`, [...withGpu(line, name), "--html", "row"], (answer) => placeRow(answer, name)));
   askForLines();
   sayTokens(value(form.tokens));
+}
+
+function chosenIn(place) {
+  return [...place.querySelectorAll("[data-flag]")].filter((control) => !control.disabled && value(control)).length;
 }
 
 function withGpu(line, name) {
@@ -304,6 +309,7 @@ function restore() {
   }
   form.micro.dataset.chosen = /^\d+$/.test(named.get("micro") ?? "") ? named.get("micro") : "";
   update();
+  if (chosenIn(byId("more"))) byId("more").open = true;
 }
 
 function changed(isMoving = false) {
@@ -379,6 +385,6 @@ if (isServed) {
   restore();
 } else {
   const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "").replace(/^\/([A-Za-z]:)/, "$1");
-  say(`This page needs a server of files: run  python -m http.server -d "${folder}"  and open http://localhost:8000`, true);
+  say(`This page needs a server of files: run  python -m http.server -d "${folder}"  and open localhost:8000`, true);
   for (const control of form.elements) control.disabled = true;
 }

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from vramplan.memory.estimate import Estimate
 
 COLUMNS = 240
-"""Of the whole step. Each shows the fullest moment of itself and its neighbours, or layers would show as a comb."""
+"""Of the whole step. Each shows the fullest moment of itself and its neighbours."""
+REACH = 8
+"""Columns on each side within which a dip between two fuller moments is not shown, or layers would show as a comb."""
 FIXED = ("parameter", "optimizer_state", "gradient")
 """Categories that may be there from the beginning of a step to its end."""
 
@@ -59,9 +61,21 @@ def step_profile(estimate: Estimate, columns: int = COLUMNS) -> StepProfile | No
         share = max(1, round((end - mark.first_event) * columns / max(1, count)))
         edges = [mark.first_event + (end - mark.first_event) * i // share for i in range(share + 1)]
         fullest = [max(range(low, high), key=totals.__getitem__) for low, high in pairwise(edges) if low < high]
-        events += [max(fullest[max(0, i - 1) : i + 2], key=totals.__getitem__) for i in range(len(fullest))]
+        wide = [max(fullest[max(0, i - 1) : i + 2], key=totals.__getitem__) for i in range(len(fullest))]
+        events += _without_dips(wide, totals)
     levels = {name: sizes for name, sizes in timeline.by_category(events).items() if any(sizes)}
     return StepProfile(tuple(phases), levels, {name: min(levels[name]) for name in FIXED if name in levels})
+
+
+def _without_dips(events: Sequence[int], totals: Sequence[int]) -> list[int]:
+    """The events of a phase's columns, with those of a fuller one in narrow dips; peaks become no wider."""
+    count = len(events)
+    around = [
+        max(events[max(0, i - REACH) : min(count, i + REACH + 1)], key=totals.__getitem__)
+        for i in range(-REACH, count + REACH)
+    ]
+    closed = [min(around[i : i + 2 * REACH + 1], key=totals.__getitem__) for i in range(count)]
+    return [own if totals[own] == totals[other] else other for own, other in zip(events, closed, strict=True)]
 
 
 def phase_names(profile: StepProfile, accumulation_steps: int) -> list[str]:
