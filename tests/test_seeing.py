@@ -10,9 +10,10 @@ import pytest
 
 import vramplan
 from tests import matrix, seeing_cases
-from vramplan.errors import ConfigError, SpecError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.inputs.catalog import load_spec
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.resolve import resolve_model
 
 ROWS = seeing_cases.load()
@@ -69,6 +70,14 @@ def test_pixels_that_no_one_casts_are_refused() -> None:
     with pytest.raises(ConfigError, match="autocast=bf16"):
         vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=1)
     assert vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=0).fits
+
+
+@pytest.mark.parametrize("model_type", ["kimi_vl", "deepseek_vl_v2", "minicpmv", "minicpmo", "csm"])
+def test_what_is_not_modelled_names_the_nearest_model(model_type: str) -> None:
+    spec = ModelSpec(name="mine", model_type=model_type, config={"model_type": model_type})
+    with pytest.raises(UnsupportedError, match="is the nearest") as caught:
+        vramplan.estimate(spec, "h200")
+    assert load_spec(str(caught.value).split()[-4].rstrip(",")).name in str(caught.value)
 
 
 def test_a_thinker_must_be_there(tmp_path: Path) -> None:
