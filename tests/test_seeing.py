@@ -17,6 +17,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.resolve import resolve_model
 
 ROWS = seeing_cases.load()
+ALL = [*seeing_cases.FAMILIES, seeing_cases.MIXTURE]
 EVERY = 5
 """One job of so many is in the sample of a family; the full run takes all."""
 
@@ -30,8 +31,8 @@ def check(family: str, jobs: list[Job]) -> None:
         assert all(abs(of[name]) <= 0.015 for name in ("tensors", "allocated", *matrix.PHASES)), (job, of)
         assert abs(of["flops"]) <= 1e-3, (job, of)
         assert found[7:] == traced[7:], "parameters"
-        errors.append(abs(of["allocated"]))
-    assert len(errors) < 5 or median(errors) <= 2e-3
+        errors.append(abs(of["tensors"]))
+    assert len(errors) < 5 or median(errors) <= 1e-4
 
 
 def jobs_of(family: str) -> list[Job]:
@@ -39,13 +40,13 @@ def jobs_of(family: str) -> list[Job]:
     return [job for name, job in seeing_cases.cases() if name == family]
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(seeing_cases.FAMILIES)))
+@pytest.mark.parametrize(("number", "family"), list(enumerate(ALL)))
 def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
     check(family, jobs_of(family)[number % EVERY :: EVERY])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", seeing_cases.FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_estimates_agree_with_traces(family: str) -> None:
     check(family, jobs_of(family))
 
