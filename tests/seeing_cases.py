@@ -11,8 +11,9 @@ from typing import Any
 
 from tests import matrix
 from tests.family_cases import SMALL
-from tests.helpers import ROOT, card_of
-from tests.matrix_cases import SETTINGS
+from tests.helpers import ROOT, card_of, spec_of
+from tests.matrix_cases import SETTINGS, VOCABULARY
+from tests.mixer_cases import DELTA, EXPERTS
 from vramplan.analytic import estimator
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -109,15 +110,32 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
 """With images, then on text alone."""
 
 
+MIXTURE = "qwen3_5_moe"
+"""Qwen3.5 with experts and its tower."""
+
+
 def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
+    if family == MIXTURE:
+        return mixture()
     model_type, parts = FAMILIES[family]
     return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **parts})
 
 
+def mixture() -> ModelSpec:
+    """The published model, made small."""
+    spec = spec_of("Qwen/Qwen3.5-35B-A3B")
+    rope = {**spec.config["text_config"]["rope_parameters"], "mrope_section": [3, 3, 2]}
+    sizes = {**DELTA, **EXPERTS, "num_hidden_layers": 8, "vocab_size": VOCABULARY, "rope_parameters": rope}
+    text = {**spec.config["text_config"], **sizes}
+    vision = {**spec.config["vision_config"], "depth": 5, "out_hidden_size": text["hidden_size"]}
+    config = {**spec.config, **IDS, "text_config": text, "vision_config": vision}
+    return spec.model_copy(update={"name": MIXTURE, "config": config})
+
+
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in FAMILIES:
+    for family in (*FAMILIES, MIXTURE):
         for setting, given in JOBS:
             job = {**SETTINGS[setting], **given}
             if family in STOPS and "lora" in setting:

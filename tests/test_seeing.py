@@ -10,12 +10,14 @@ import pytest
 
 import vramplan
 from tests import matrix, seeing_cases
-from vramplan.errors import ConfigError, SpecError
+from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.inputs.catalog import load_spec
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.resolve import resolve_model
 
 ROWS = seeing_cases.load()
+ALL = [*seeing_cases.FAMILIES, seeing_cases.MIXTURE]
 EVERY = 5
 """One job of so many is in the sample of a family; the full run takes all."""
 
@@ -29,8 +31,8 @@ def check(family: str, jobs: list[Job]) -> None:
         assert all(abs(of[name]) <= 0.015 for name in ("tensors", "allocated", *matrix.PHASES)), (job, of)
         assert abs(of["flops"]) <= 1e-3, (job, of)
         assert found[7:] == traced[7:], "parameters"
-        errors.append(abs(of["allocated"]))
-    assert len(errors) < 5 or median(errors) <= 2e-3
+        errors.append(abs(of["tensors"]))
+    assert len(errors) < 5 or median(errors) <= 1e-4
 
 
 def jobs_of(family: str) -> list[Job]:
@@ -38,13 +40,13 @@ def jobs_of(family: str) -> list[Job]:
     return [job for name, job in seeing_cases.cases() if name == family]
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(seeing_cases.FAMILIES)))
+@pytest.mark.parametrize(("number", "family"), list(enumerate(ALL)))
 def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
     check(family, jobs_of(family)[number % EVERY :: EVERY])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", seeing_cases.FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_estimates_agree_with_traces(family: str) -> None:
     check(family, jobs_of(family))
 
@@ -69,6 +71,14 @@ def test_pixels_that_no_one_casts_are_refused() -> None:
     with pytest.raises(ConfigError, match="autocast=bf16"):
         vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=1)
     assert vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=0).fits
+
+
+@pytest.mark.parametrize("model_type", ["kimi_vl", "deepseek_vl_v2", "minicpmv", "minicpmo", "csm"])
+def test_what_is_not_modelled_names_the_nearest_model(model_type: str) -> None:
+    spec = ModelSpec(name="mine", model_type=model_type, config={"model_type": model_type})
+    with pytest.raises(UnsupportedError, match="is the nearest") as caught:
+        vramplan.estimate(spec, "h200")
+    assert load_spec(str(caught.value).split()[-4].rstrip(",")).name in str(caught.value)
 
 
 def test_a_thinker_must_be_there(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from vramplan.inputs.batch_rules import check_batch
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.nearest_models import refusal
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
@@ -53,7 +54,7 @@ def estimate(
     spec, gpu = load_both(model, gpu, confidence)
     full_job = complete_job(spec, gpu, job)
     check_batch(full_job)
-    if by == "trace" or (by is None and _needs_trace(spec)):
+    if by == "trace" or (by is None and _needs_trace(spec, trust_remote_code)):
         from vramplan.torch_backend import tracing
 
         progress("loading torch, transformers and peft", 0.0)
@@ -71,7 +72,7 @@ def estimator_for(
     Raises:
         UnsupportedError: if the analytic estimator does not support the model, and torch is not installed to trace it.
     """
-    if not _needs_trace(spec):
+    if not _needs_trace(spec, trust_remote_code):
         return estimator.SHARED, lambda _, job: job, True
     from vramplan.torch_backend import tracing
 
@@ -80,14 +81,17 @@ def estimator_for(
     return trace.TracedModel(progress, trust_remote_code).begin, trace.settle, False
 
 
-def _needs_trace(spec: ModelSpec) -> bool:
+def _needs_trace(spec: ModelSpec, trust_remote_code: bool) -> bool:
     """Whether only a trace can estimate the model.
 
     Raises:
-        UnsupportedError: if so, and the libraries to trace it are not installed.
+        UnsupportedError: if so, and the libraries to trace it are not installed, or a trace cannot run it either.
     """
     if is_described(spec):
         return False
+    refused = refusal(spec, trust_remote_code)
+    if refused:
+        raise UnsupportedError(refused)
     from vramplan.torch_backend import INSTALL, is_installed
 
     if not is_installed():

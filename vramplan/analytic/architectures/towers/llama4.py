@@ -86,23 +86,25 @@ def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
     """A norm, the class token dropped, four patches made one, two layers."""
     net.tower_locals.append(x)
     x = net.layer_norm(f"{NAME}.layernorm_post", x)
-    tiles, patches, width = x.shape
+    tiles, patches, _ = x.shape
     x = ops.rows(x, patches - 1)
     net.tape.module = "pixel shuffle"
     x = ops.copy(x, "shuffled patches")
     x = ops.copy(x, "shuffled patches")
     shrink = round(1 / c.number("pixel_shuffle_ratio", 0.5)) ** 2
-    x = x.view(tiles, (patches - 1) // shrink, width * shrink)
+    tokens, made = (patches - 1) // shrink, c.count("projector_output_dim", 4096)
+    x = x.view(tiles, tokens, c.count("intermediate_size", 5632))  # which is `shrink` times the width
     x = ops.gelu(net.linear(f"{NAME}.vision_adapter.mlp.fc1", x, c.count("projector_input_dim", 4096)))
-    x = ops.dropout(x, c.number("projector_dropout", 0.0))
-    return ops.gelu(net.linear(f"{NAME}.vision_adapter.mlp.fc2", x, c.count("projector_output_dim", 4096)))
+    x = ops.dropout(x, c.number("projector_dropout", 0.0)).view(tiles, tokens, made)  # as wide as it was
+    return ops.gelu(net.linear(f"{NAME}.vision_adapter.mlp.fc2", x, made))
 
 
 def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """One layer; the model returns what it takes."""
     net.features.append(x)
-    rows = x.view(x.num_elements // x.shape[-1], x.shape[-1])
-    return net.linear("multi_modal_projector.linear_1", rows, whole.part("text_config").count("hidden_size", 5120))
+    wide = whole.part("text_config").count("hidden_size", 5120)
+    rows = x.view(x.num_elements // x.shape[-1], whole.part("vision_config").count("vision_output_dim", 7680))
+    return net.linear("multi_modal_projector.linear_1", rows, wide)
 
 
 def frequencies(whole: Config) -> list[Input]:
