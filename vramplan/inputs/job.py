@@ -350,7 +350,7 @@ class Job(Record):
     log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite.
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
-    liger of 1.0 to 1.12 with use_liger_kernel.
+    liger of 1.0 to 1.12 with use_liger_kernel (grpo too).
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on."""
     fused_kernels: tuple[FusedKernel, ...] = ()

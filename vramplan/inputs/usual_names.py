@@ -117,8 +117,14 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             ("task", name): "leave it out: supervised fine-tuning and pretraining are planned without it"
             for name in ("sft", "cpt", "pt", "pretrain", "pretraining", "instruction_tuning")
         },
-        **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("ppo", "reinforce")},
-        **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("gkd", "bco", "online_dpo", "xpo")},
+        ("task", "ppo"): "not modelled yet; nearest is {task=grpo}, which has no value model and no reward model",
+        ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
+        **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
+        **{
+            ("task", name): "not modelled yet: leave it out for the student alone, with {loss=standard}; the teacher's"
+            " weights and logits come on top"
+            for name in ("gkd", "distillation", "minillm", "gold")
+        },
     }
 )
 """(setting, a value that people give) -> what to do instead."""

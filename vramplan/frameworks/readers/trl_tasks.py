@@ -164,8 +164,8 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     return fields | _preference(config, task, version, job, fields["loss"])
 
 
-LIGER_DPO = ("1.0", "1.13")
-"""The first version of TRL whose DPO takes Liger's loss as it is modelled, and the first that has a loss of its own."""
+LIGER_LOSS = ("1.0", "1.13")
+"""The first version of TRL whose DPO and GRPO take Liger's loss as modelled, and the first with one of its own."""
 LIGER_DPO_LOSSES = (
     "sigmoid", "hinge", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",
 )  # fmt: skip
@@ -183,14 +183,17 @@ def _with_liger(config: ConfigReader, task: str, version: str, job: Mapping[str,
         raise config.unsupported("liger_kernel_config", "with fused_linear_cross_entropy: TRL stops at that")
     if loss == "chunked" or task not in ("dpo", "grpo") or not config.boolean("use_liger_kernel", default=False):
         return loss
-    first, after = LIGER_DPO
-    if task != "dpo" or not at_least(version, first) or at_least(version, after):
+    first, after = LIGER_LOSS
+    if not at_least(version, first) or at_least(version, after):
         raise config.unsupported(
             "use_liger_kernel",
-            f"with {task.upper()} of TRL {version}, whose loss is Liger's, is not modelled; modelled: DPO of"
-            " TRL 1.0 to 1.12, and TRL 1.15 on",
+            f"with {task.upper()} of TRL {version}, whose loss is Liger's, is not modelled; modelled are those"
+            " of TRL 1.0 to 1.12, and TRL 1.15 on",
         )
-    _check_liger_dpo(config, version, job)
+    if task == "dpo":
+        _check_liger_dpo(config, version, job)
+    elif config.number("top_entropy_quantile", default=1.0) < 1.0:
+        raise ConfigError(f"{config.place('use_liger_kernel')}: GRPOTrainer stops at it with top_entropy_quantile")
     return "liger"
 
 
