@@ -14,7 +14,7 @@ from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.006, 0.00001
+WORST, MEDIAN = 0.005, 0.00001
 """Largest relative error of a phase's peak, and the median over all phases of all runs."""
 
 
