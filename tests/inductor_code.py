@@ -67,6 +67,8 @@ def compiled(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
     """In place of ``torch.compile``: the function's code for a GPU, on fake tensors of the host."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in pytree.tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)  # GRPO's, of numbers for each token, whose backward runs outside
         free = [cell.cell_contents for cell in function.__closure__ or ()]
         opened, rebuild = _opened(free)
         leaves, spec = pytree.tree_flatten((args, kwargs, opened))

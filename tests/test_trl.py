@@ -14,7 +14,7 @@ from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.006, 0.00001
+WORST, MEDIAN = 0.005, 0.00001
 """Largest relative error of a phase's peak, and the median over all phases of all runs."""
 
 
@@ -63,6 +63,7 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dbo"}, "task"),
         ({"task": "SFT"}, "leave it out"),
         ({"task": "ppo"}, "nearest is task=grpo"),
+        ({"task": "gkd"}, "the teacher's weights and logits come on top"),
         ({"task": "rloo", "micro_batch_size": 2}, "needs the tokens of the prompt"),
         ({"task": "rloo", "prompt_length": 64}, "does not divide the 1 completions"),
         ({"task": "IPO", "prompt_length": 0}, "at least one token"),

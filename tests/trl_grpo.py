@@ -54,6 +54,13 @@ OF_RLOO: tuple[dict[str, Any], ...] = (
     {"autocast": "none"},
     {"attention": "flash", "sequence_length": 2048, "prompt_length": 512},
 )
+OF_LIGER: tuple[dict[str, Any], ...] = (
+    {},
+    {"reference": "adapters_off"},
+    {"checkpointing": "none", "micro_batch_size": 4},
+    {**FULL, "micro_batch_size": 4, "gradient_accumulation_steps": 2},
+    {**FULL, "dtype": "fp32", "sequence_length": 4096, "prompt_length": 512},
+)
 OLDER = "1.12.0"
 
 
@@ -65,6 +72,9 @@ def cases(loss: str) -> Iterator[dict[str, Any]]:
     for job in OF_LLAMA:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**SMALL, "loss": loss, **job}}
     yield {"model": "qwen2.5-7b", "config": {}, "job": {**SMALL, "loss": loss, "sequence_length": 2048, **FULL}}
+    for model in ("llama-3.2-1b", "qwen2.5-0.5b") if loss == "standard" else ():
+        for job in OF_LIGER:
+            yield {"model": model, "config": {LAYERS: 6}, "job": {**SMALL, **job, "loss": "liger"}}
     for job in OF_RLOO:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**SMALL, "loss": loss, **RLOO, **job}}
 

@@ -119,7 +119,7 @@ class Answers(HostReads):
         if func is aten.nonzero.default and _called_by_trl():
             rows = num_scored(args[0].shape, self.answer_tokens)
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
-        if func is aten._local_scalar_dense.default and _called_by("fused_linear_preference.py"):
+        if func is aten._local_scalar_dense.default and _called_by("fused_linear_preference.py", "fused_linear_ppo.py"):
             return self.job.gradient_accumulation_steps > 1  # whether the loss's gradient is not 1
         if func is aten._local_scalar_dense.default and _called_by_trl():
             if args[0].dtype is torch.bool:
@@ -143,10 +143,10 @@ def _called_by_trl(function: str = "") -> bool:
     return False
 
 
-def _called_by(file: str) -> bool:
-    """Whether a function of this file called the operation."""
+def _called_by(*files: str) -> bool:
+    """Whether a function of these files called the operation."""
     frame: Any = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.endswith(file):
+    while frame is not None and not frame.f_code.co_filename.endswith(files):
         frame = frame.f_back
     return frame is not None
 

@@ -39,10 +39,12 @@ def declare(setting: StepSpec) -> Modules:
 def may_repeat(job: Job) -> bool:
     """Whether a further micro-step may repeat the operations of the first.
 
-    A plain loop makes a batch for each, and DeepSpeed's last one drops its graph behind the step.
+    A plain loop makes a batch for each, DeepSpeed's last one drops its graph behind the step, and Liger's losses of DPO
+    and GRPO multiply their gradients only if there are several.
     """
+    scales = job.task is not None and job.loss == "liger"
     caches = job.task == "embedding" and job.embedding_loss == "cached_multiple_negatives"
-    return job.loop == "trainer" and not caches and not job.strategy.startswith("zero")
+    return job.loop == "trainer" and not caches and not scales and not job.strategy.startswith("zero")
 
 
 def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:

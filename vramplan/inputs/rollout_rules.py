@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
 """Settings that only GRPO and RLOO have."""
-LOSSES = ("standard", "chunked")
+LOSSES: dict[str, tuple[Loss, ...]] = {"grpo": ("standard", "chunked", "liger"), "rloo": ("standard", "chunked")}
 
 
 def generates(job: Job) -> bool:
@@ -85,10 +85,16 @@ ROLLOUT_RULES = (
         " {quantize=nf4}",
     ),
     Rule(
-        lambda job: generates(job) and job.loss not in LOSSES,
+        lambda job: generates(job) and job.loss not in LOSSES[str(job.task)],
         UNSUPPORTED,
         "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
         " {loss=standard}, whole logits as in TRL up to 1.12",
+    ),
+    Rule(
+        lambda job: generates(job) and job.loss == "liger" and job.strategy in ("fsdp", "zero3"),
+        UNSUPPORTED,
+        "{loss} with {task} under {strategy} was not compared with a run of TRL; use {strategy=zero2}, or"
+        " {loss=chunked}",
     ),
     Rule(
         lambda job: generates(job) and job.batches == "packed",

@@ -176,8 +176,14 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             for name in ("multiple_choice", "swag")
         },
         ("task", "generative_reranker"): "not modelled yet; nearest is {task=reranker}",
-        **{("task", name): "not modelled yet; nearest is {task=grpo}" for name in ("ppo", "reinforce")},
-        **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("gkd", "bco", "online_dpo", "xpo")},
+        ("task", "ppo"): "not modelled yet; nearest is {task=grpo}, which has no value model and no reward model",
+        ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
+        **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
+        **{
+            ("task", name): "not modelled yet: leave it out for the student alone, with {loss=standard}; the teacher's"
+            " weights and logits come on top"
+            for name in ("gkd", "distillation", "minillm", "gold")
+        },
     }
 )
 """(setting, a value that people give) -> what to do instead."""

@@ -138,7 +138,7 @@ ENGINES = {
 
 def _describe_grpo(job: Job) -> str:
     """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
-    version = "1.16" if job.loss == "chunked" else "up to 1.12"
+    version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.12")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
     return f"{str(job.task).upper()} as TRL {version} runs it, {engine}{shared}"

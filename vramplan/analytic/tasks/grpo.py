@@ -14,11 +14,14 @@ from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GRPOTrainer.compute_loss`` on a micro-batch of prompts with their completions."""
+    if setting.job.loss == "liger":
+        return liger_grpo.compute_loss(net, setting, phase, batch)
     tape = net.tape
     kept: dict[str, Tensor] = {}
     log_probs = token_log_probs(net, setting, phase, batch, kept)
