@@ -46,7 +46,7 @@ def answer(found: Explanation, verbose: bool = False) -> Answer:
 
 def _box(screen: Screen, found: Explanation) -> Panel:
     failure = found.failure
-    lines = [screen.text(text, style) for text, style in _lines(found)]
+    lines = [screen.text(text, style) for text, style in lines_of(found)]
     first = found.causes[0] if found.causes else None
     if first is not None:
         lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
@@ -54,7 +54,7 @@ def _box(screen: Screen, found: Explanation) -> Panel:
         lines.append(screen.text("The message shows no other reason than the size of the job", "bold"))
     elif found.verdict.fits:
         lines.append(screen.text(FITS_ALONE, "bold"))
-    title = screen.text(_title(failure), "bold default")
+    title = screen.text(title_of(failure), "bold default")
     above = title.cell_len + 2 <= inside(screen)
     return Panel(
         Group(*([] if above else [title]), *lines),
@@ -65,7 +65,7 @@ def _box(screen: Screen, found: Explanation) -> Panel:
     )
 
 
-def _title(failure: OutOfMemory) -> str:
+def title_of(failure: OutOfMemory) -> str:
     """Where and when memory ran out."""
     if failure.memory == "host":
         place = "Host out of memory"
@@ -86,7 +86,7 @@ def when(failure: OutOfMemory) -> list[str]:
     return [*(phase if failure.phase is not None else []), *step]
 
 
-def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
+def lines_of(found: Explanation) -> Iterable[tuple[str, str]]:
     """What was asked for, and which tensor that was."""
     figures = found.failure.figures
     if figures.requested is not None:
