@@ -132,6 +132,22 @@ def test_a_batch_size_is_what_the_function_takes() -> None:
         vramplan.report("qwen2.5-0.5b", "rtx3060", batch_size=4)
 
 
+def test_fixes_and_tables_take_the_same_names(tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 2048\n"
+    )
+    fixed = vramplan.fix(config, "rtx3060", max_length="1k", num_gpus=1)
+    own = vramplan.fix(config, "rtx3060", sequence_length=1024, num_gpus=1)
+    assert fixed.after.estimate == own.after.estimate
+    assert own.after.estimate.job.sequence_length == 1024
+    table = vramplan.table(["qwen2.5-0.5b"], ["rtx3060"], lora_r=16, micro_batch=2, show="memory", seq_lens=[512])
+    own_table = vramplan.table(
+        ["qwen2.5-0.5b"], ["rtx3060"], lora_rank=16, micro_batch=2, show="memory", seq_lens=[512]
+    )
+    assert table.rows == own_table.rows
+
+
 @pytest.mark.parametrize("length", ["4k", "4,096", "4_096", "4096", 4096])
 def test_numbers_as_text_in_python(length: str | int) -> None:
     assert vramplan.estimate("qwen2.5-0.5b", "rtx3060", seq_len=length).job.sequence_length == 4096
