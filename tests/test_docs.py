@@ -308,6 +308,12 @@ def test_two_commands_do_all_the_set_up() -> None:
     assert "-m pytest$" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md")], ids=lambda page: page.stem)
+def test_links_of_pages_lead_to_files_of_the_repository(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)\s#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
 def test_local_links_of_the_readme_lead_somewhere() -> None:
     links = re.findall(r'(?:\]\(|src="|srcset="|href=")(?!https?:|#)([^)"#]+)', README.read_text())
     assert links

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,8 +64,41 @@ def test_the_picture_is_the_report_s(answers: dict[str, Any]) -> None:
     from vramplan.render.web.answer import of_search
 
     search = answers["Search"]
-    assert "".join(of_search(search)) in search._repr_html_()
+    assert of_search(search).pictures in search._repr_html_()
     assert repr(search) == f"Search({repr(search.recommended.estimate).removeprefix('Estimate(')}"
+
+
+def test_what_a_configuration_needs_is_html_in_python_s_words(answers: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("Verdict", "Fix", "Explanation"):
+        html = answers[name]._repr_html_()
+        assert '<div class="verdict ' in html
+        assert "╭" not in html
+        assert "-v:" not in html
+    config = tmp_path / "train.yaml"
+    config.write_text(CONFIG.replace("sequence_len: 512", "sequence_len: 8192").replace("size: 2", "size: 16"))
+    verdict = vramplan.check(config, "rtx3060ti", num_gpus=1)
+    html = verdict._repr_html_()
+    assert "Does not fit" in html
+    assert "micro_batch_size: " in html or all(setting in html for setting in verdict.advice[0].settings)
+    fixed = vramplan.fix(config, "rtx3060ti", num_gpus=1)
+    assert fixed.changes
+    for change in fixed.changes:
+        assert f"<td>{change.key}</td>" in fixed._repr_html_()
+        assert f"<td>{change.after}</td>" in fixed._repr_html_()
+    depends = vramplan.check(config, "rtx3060ti")
+    assert not re.search(r"(?<![\w-])--[a-z]", depends._repr_html_().partition("</style>")[2])
+
+
+def test_changes_in_notebooks_are_named_as_in_python(answers: dict[str, Any]) -> None:
+    search = vramplan.suggest("qwen2.5-7b", "rtx3060", 8)
+    text = search._repr_html_().partition("</style>")[2]
+    assert any(change.change.startswith("--") for change in search.advice)
+    assert not re.search(r"(?<![\w-])--[a-z]", text)
+    assert search.estimate.card == "rtx3060-12gb"
+    for answer in (search, answers["Estimate"]):
+        assert "RTX 3060 12GB" in repr(answer)
+        assert "RTX 3060 12GB" in answer._repr_html_()
+        assert "rtx3060-12gb" not in answer._repr_html_().partition("</style>")[2]
 
 
 def test_the_public_names_are_listed() -> None:

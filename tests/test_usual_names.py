@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 import vramplan
 from tests.helpers import cli
 from vramplan.cli.commands import COMMANDS, function_of
+from vramplan.cli.completion import gpu_names
 from vramplan.cli.options import spell_flag
 from vramplan.cli.parameters import declared, parameter_of
 from vramplan.cli.parse import parse
@@ -130,6 +132,22 @@ def test_a_batch_size_is_what_the_function_takes() -> None:
         vramplan.report("qwen2.5-0.5b", "rtx3060", batch_size=4)
 
 
+def test_fixes_and_tables_take_the_same_names(tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 2048\n"
+    )
+    fixed = vramplan.fix(config, "rtx3060", max_length="1k", num_gpus=1)
+    own = vramplan.fix(config, "rtx3060", sequence_length=1024, num_gpus=1)
+    assert fixed.after.estimate == own.after.estimate
+    assert own.after.estimate.job.sequence_length == 1024
+    table = vramplan.table(["qwen2.5-0.5b"], ["rtx3060"], lora_r=16, micro_batch=2, show="memory", seq_lens=[512])
+    own_table = vramplan.table(
+        ["qwen2.5-0.5b"], ["rtx3060"], lora_rank=16, micro_batch=2, show="memory", seq_lens=[512]
+    )
+    assert table.rows == own_table.rows
+
+
 @pytest.mark.parametrize("length", ["4k", "4,096", "4_096", "4096", 4096])
 def test_numbers_as_text_in_python(length: str | int) -> None:
     assert vramplan.estimate("qwen2.5-0.5b", "rtx3060", seq_len=length).job.sequence_length == 4096
@@ -210,3 +228,31 @@ def test_sizes_that_no_gpu_has() -> None:
     with pytest.raises(UnknownNameError):
         load_gpu("GB")
     assert find_gpu("gb200").name == "gb200"
+
+
+def test_a_configuration_in_the_place_of_a_model(tmp_path: Path) -> None:
+    for name in ("train.yaml", "train.sh", "train.py", "train.toml"):
+        (tmp_path / name).write_text("model_name_or_path: m\n")
+        for command in (("suggest", "--global-batch", "8"), ("estimate",)):
+            done = cli(*command, str(tmp_path / name), "--gpu", "rtx3060")
+            assert done.returncode == 2
+            assert f"`vramplan check {tmp_path / name}` reads training configurations" in done.stderr
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    assert "`vramplan check` reads" in cli("estimate", str(tmp_path / "ds.json"), "--gpu", "rtx3060").stderr
+
+
+@pytest.mark.parametrize("kernel", ["fa9", "xformers"])
+def test_an_attention_that_is_not_known_names_those_that_are(kernel: str, tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(f"model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ncutoff_len: 512\nflash_attn: {kernel}\n")
+    error = cli("check", str(config), "--gpu", "rtx3060").stderr
+    assert f"flash_attn: {kernel} is not modelled; modelled: auto, disabled" in error
+    assert "fa2" in error
+
+
+def test_gpus_are_completed_by_their_numbers() -> None:
+    found = dict(gpu_names("40"))
+    assert found["4090"] == "RTX 4090"
+    assert all(load_gpu(name).title == title for name, title in found.items())
+    assert dict(gpu_names("rtx3060,a100-4"))["rtx3060,a100-40gb-sxm"] == "A100 40GB SXM"
+    assert all(load_gpu(name).name.startswith("rtx") for name, _ in gpu_names("3"))

@@ -77,7 +77,9 @@ def run(words: Sequence[str]) -> int:
 
             print(visible_lines(traceback.format_exc()), end="", file=sys.stderr)
             return DEFECT
-        return _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, ('vramplan', command)))} --help`")
+        from vramplan.cli.version import program
+
+        return _fail(f"{message().rstrip('.')}; see `{' '.join(filter(None, (program(), command)))} --help`")
     return code if isinstance(code, int) else 0
 
 

@@ -17,10 +17,14 @@ def _matching(typed: str, values: Iterable[tuple[str, str]]) -> list[tuple[str, 
 
 
 def gpu_names(incomplete: str) -> list[tuple[str, str]]:
-    """GPUs of the catalogue, with their titles."""
+    """GPUs of the catalogue, with their titles; those of the RTX series by their numbers too."""
     from vramplan.inputs.catalog import all_gpus
 
-    return _matching(incomplete, [("auto", "the GPU of this machine"), *((gpu.name, gpu.title) for gpu in all_gpus())])
+    gpus = [(gpu.name, gpu.title) for gpu in all_gpus()]
+    numbers = [
+        (name.removeprefix("rtx"), title) for name, title in gpus if name[:3] == "rtx" and name[3:4].isdecimal()
+    ]  # 4090
+    return _matching(incomplete, [("auto", "the GPU of this machine"), *gpus, *numbers])
 
 
 def model_names(incomplete: str) -> list[tuple[str, str]]:

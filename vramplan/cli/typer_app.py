@@ -11,7 +11,7 @@ import typer
 from vramplan.cli.commands import COMMANDS, GROUPS, call, function_of
 from vramplan.cli.help import Command, Group
 from vramplan.cli.parameters import Argument, Rest, declared
-from vramplan.cli.version import version_line
+from vramplan.cli.version import program, version_line
 
 
 def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -59,7 +59,7 @@ def run(names: Iterable[str], words: Sequence[str]) -> Any:
         The exit code, or None for 0.
     """
     try:
-        return app_of(names)([*words], standalone_mode=False, prog_name="vramplan")
+        return app_of(names)([*words], standalone_mode=False, prog_name=program())
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit:  # typer's own way out when the reader of a pipe goes away; 1 would say "does not fit"

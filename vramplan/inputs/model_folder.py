@@ -47,7 +47,10 @@ def from_config_file(path: Path) -> ModelSpec:
     config = json_object(path)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type in ("", IMPORT_PATH):
-        raise SpecError(f"{path}: no 'model_type'; is this a transformers config.json?")
+        raise SpecError(
+            f"{path}: no 'model_type'; is this a transformers config.json?"
+            " `vramplan check` reads training configurations"
+        )
     for part in PARTS:
         if not isinstance(config.get(part), (dict, type(None))):
             raise SpecError(f"{path}: {part} = {str(config[part])[:40]!r}; expected an object")

@@ -9,6 +9,8 @@ from vramplan.errors import SpecError, UnknownNameError, UnsupportedError, setti
 from vramplan.inputs.catalog import HUB_ID, find_model, find_model_as_typed, load_spec
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 
+OTHER_FILES = (".yaml", ".yml", ".toml", ".sh", ".bash", ".py", ".ipynb")
+"""Files that describe a training run, which people give in the place of a model."""
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -34,6 +36,8 @@ def resolve_model(name: str, typed: bool = False) -> ModelSpec:
             )
         return ModelSpec(name=name, model_type=IMPORT_PATH, config={})
     path = expand_home(name)
+    if path.suffix.lower() in OTHER_FILES and is_file(path):
+        raise SpecError(f"{name} is no model's config.json; `vramplan check {name}` reads training configurations")
     if is_folder(path) or is_file(path):
         from vramplan.inputs.model_folder import from_config_file, from_folder
 

@@ -313,7 +313,9 @@ def accepts_usual_names(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def _own(name: str, value: Any, parameters: Container[str]) -> Mapping[str, Any]:
-    if name in TWO_MEANINGS and name not in parameters:
+    if name in parameters and name not in THOUSAND:
+        return {name: value}
+    if name in TWO_MEANINGS:
         name = _one_meaning(name, parameters)
     if name in SAME or name in THOUSAND:
         field = SAME.get(name, name)

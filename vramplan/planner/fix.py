@@ -25,6 +25,7 @@ from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.load import load_gpu, load_named_model
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
 from vramplan.planner.check import Verdict
@@ -72,6 +73,7 @@ class Fix(Result):
     """The least need of all that was tried."""
 
 
+@accepts_usual_names
 def fix(
     target: str | Path | Sequence[str],
     gpu: str | Any = "auto",

@@ -57,12 +57,12 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         estimate, config = verdict.estimate, verdict.reading
         box = Box(
             subject(estimate.model, verdict.card.title, estimate.job.num_gpus),
-            _outcome(verdict),
+            outcome_of_check(verdict),
             verdict.need_bytes,
             estimate.capacity_bytes,
             min(verdict.spare_bytes, estimate.capacity_bytes),
-            verdict=_words(verdict),
-            reason=_reason(verdict),
+            verdict=words_of_check(verdict),
+            reason=reason(verdict),
         )
         read, lines = screen.text(f"Read as {read_as(verdict)}", "dim"), _box_lines(screen, verdict)
         remarks = _notes(screen, config.notes, verbose)
@@ -79,10 +79,10 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
             *said,
             *brief,
             *(rests_on if verbose or _height([*brief, *rests_on], screen.width) <= room else []),
-            *([Text(""), *_data_set(screen, verdict)] if verdict.data is not None else []),
+            *_data_set(screen, verdict),
         ]
         if verbose:
-            ways, where = _other_ways(verdict), where_it_goes(estimate)
+            ways, where = other_ways(verdict), where_it_goes(estimate)
             if ways:
                 where_and_others = side_by_side(screen, lambda part: _changes(part, ways), CHANGES, where)
                 shown += [Text(""), where_and_others]
@@ -96,7 +96,8 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
     return Answer(lay_out)
 
 
-def _outcome(verdict: Verdict) -> Outcome:
+def outcome_of_check(verdict: Verdict) -> Outcome:
+    """Fits, depends, only without margin, or not."""
     if verdict.fits:
         return "fits"
     if verdict.depends:
@@ -105,7 +106,7 @@ def _outcome(verdict: Verdict) -> Outcome:
     return "without margin" if without_margin and verdict.free_bytes >= 0 else "does not fit"
 
 
-def _words(verdict: Verdict) -> str:
+def words_of_check(verdict: Verdict) -> str:
     """The verdict if it depends on what the configuration does not say; empty if it does not."""
     if not verdict.depends:
         return ""
@@ -141,10 +142,10 @@ def _need(screen: Screen, name: str, case: Case) -> Text:
     return screen.text(f"{name}: {size}", "green") if case.fits else screen.text(f"{name}: {size} ✗", "red")
 
 
-def _reason(verdict: Verdict) -> str:
+def reason(verdict: Verdict) -> str:
     """Why it does not fit, if it needs no more than the GPU has."""
     estimate = verdict.estimate
-    if verdict.case_fits or verdict.free_bytes < 0 or _outcome(verdict) == "without margin":
+    if verdict.case_fits or verdict.free_bytes < 0 or outcome_of_check(verdict) == "without margin":
         return ""
     if not estimate.fits:
         return FRAGMENTED
@@ -180,11 +181,19 @@ def _rests_on(verdict: Verdict) -> list[str]:
 
 
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
-    """The fewest changes at the same global batch, in the framework's own words."""
-    config, lines = verdict.reading, list[Text]()
+    """The fewest changes, and that `--fix` makes them, where it does."""
+    ways = ways_out(verdict)
+    lines = [_fix(screen, title, settings) if settings else screen.text(title, "bold") for title, settings in ways]
+    can_fit = verdict.plan is None and (verdict.search is None or verdict.search.recommended is not None)
+    return lines if can_fit else [*lines, *_writes(verdict)]
+
+
+def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
+    """The fewest changes at the same global batch: what they do, and lines in the framework's own words."""
+    config, ways = verdict.reading, list[tuple[str, list[str]]]()
     if verdict.eval_batch_size:
         settings = config.say({"eval_batch_size": verdict.eval_batch_size})
-        lines.append(_fix(screen, f"Evaluation of {counted(verdict.eval_batch_size, 'sample')} at once fits", settings))
+        ways.append((f"Evaluation of {counted(verdict.eval_batch_size, 'sample')} at once fits", settings))
     if verdict.plan is not None:
         plan = verdict.plan
         batch = {
@@ -194,27 +203,27 @@ def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
         size = gib(plan.estimate.device_total_bytes)
         settings = config.say(batch)
         settings = ["  ".join(settings)] if verdict.advice else settings  # there is a second way
-        lines.append(_fix(screen, f"Same global batch, fits at {size} GiB", settings))
+        ways.append((f"Same global batch, fits at {size} GiB", settings))
         for change in verdict.advice[:1]:
-            text = f"Or free, {gib(change.device_total_bytes)} GiB at micro-batch {change.micro_batch_size}: "
-            lines.append(Text.assemble(screen.text(text, "bold"), screen.text("  ".join(change.settings))))
-        return [*lines, *_writes(verdict)]
+            need, words = gib(change.device_total_bytes), "  ".join(change.settings)
+            ways.append((f"Or free, {need} GiB at micro-batch {change.micro_batch_size}: {words}", []))
+        return ways
     if verdict.search is None:
-        return lines
+        return ways
     if verdict.search.recommended is not None:
         why = (
             "Training fits; an evaluation does not, even of 1 sample"
             if verdict.eval_batch_size == 0
             else "What is missing PyTorch caches, and gives back on a fuller GPU; it fits without --min-headroom"
         )
-        return [*lines, screen.text(why)]
-    first = _first(verdict)
+        return [*ways, (why, [])]
+    first = first_change(verdict)
     if first is None:
         known = f"nothing that {config.framework} can be told is enough" if verdict.advice else "nothing else helps"
-        return [*lines, screen.text(f"No micro-batch fits at this global batch; {known}", "bold"), *_writes(verdict)]
+        return [*ways, (f"No micro-batch fits at this global batch; {known}", [])]
     cost = "free" if first.cost == FREE else f"costs {first.cost}"
     title = f"No micro-batch fits. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
-    return [*lines, _fix(screen, title, [*first.settings, *first.batch]), *_writes(verdict)]
+    return [*ways, (title, [*first.settings, *first.batch])]
 
 
 def _writes(verdict: Verdict) -> list[Text]:
@@ -231,15 +240,16 @@ def _fix(screen: Screen, title: str, settings: Iterable[str]) -> Text:
     return Text("\n").join([*lines, *([screen.text(f"  {'  '.join(rest)}")] if rest else [])])
 
 
-def _first(verdict: Verdict) -> LeverEffect | None:
+def first_change(verdict: Verdict) -> LeverEffect | None:
     """The first change of a setting that makes it fit; the list is ordered by what changes cost."""
     return next((counsel for counsel in verdict.advice if counsel.fits and counsel.settings), None)
 
 
-def _other_ways(verdict: Verdict) -> list[LeverEffect]:
+def other_ways(verdict: Verdict) -> list[LeverEffect]:
+    """Changes beside the cheapest, if no micro-batch fits."""
     if verdict.search is None or verdict.search.recommended is not None or verdict.plan is not None:
         return []
-    return [counsel for counsel in verdict.advice if counsel is not _first(verdict)]
+    return [counsel for counsel in verdict.advice if counsel is not first_change(verdict)]
 
 
 def _changes(screen: Screen, advice: list[LeverEffect]) -> Group:
@@ -272,9 +282,15 @@ QUANTILES = {"P50": 0.5, "P95": 0.95, "P99": 0.99}
 
 
 def _data_set(screen: Screen, verdict: Verdict) -> list[RenderableType]:
-    """How long the samples are, and what that makes of the batches."""
+    rows = data_set(verdict)
+    return [Text(""), Text("Data set", "bold"), *(screen.text(row) for row in rows)] if rows else []
+
+
+def data_set(verdict: Verdict) -> list[str]:
+    """How long the samples are, and what that makes of the batches; nothing without a data set."""
     data = verdict.data
-    assert data is not None
+    if data is None:
+        return []
     lengths = {name: data.distribution.quantile(share) for name, share in QUANTILES.items()}
     lengths |= {"longest": data.distribution.longest, "limit": data.limit}
     rows = [
@@ -304,7 +320,7 @@ def _data_set(screen: Screen, verdict: Verdict) -> list[RenderableType]:
         )
     elif data.fitting_length == 0:
         rows.append("No length would fit at this micro-batch")
-    return [Text("Data set", "bold"), *(screen.text(row) for row in rows)]
+    return rows
 
 
 def percent(share: float) -> str:
@@ -356,4 +372,12 @@ def _notes(screen: Screen, all_notes: list[Note], verbose: bool) -> list[Text]:
     return shown
 
 
-__all__ = ["answer"]
+__all__ = [
+    "answer",
+    "data_set",
+    "other_ways",
+    "outcome_of_check",
+    "reason",
+    "ways_out",
+    "words_of_check",
+]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vramplan.render.python_words import html_in_python
 from vramplan.render.verdict import SIGNS, need_of_capacity, outcome, subject
 from vramplan.units import GiB, counted
 
@@ -36,13 +37,12 @@ def line(result: Any) -> str:
 def html(result: Any) -> str:
     """An answer as a fragment of HTML that needs no script."""
     name = type(result).__name__
-    text = _as_text(TEXTS[name](result)) if name in TEXTS else ""
-    if name not in PICTURES:
-        return text
+    if name in TEXTS:
+        return _as_text(TEXTS[name](result))
     from vramplan.render.web.frame import source
 
     picture = "".join(PICTURES[name](result))
-    return f'{text}<style>{source("style.css")}</style><div class="vramplan notebook">{picture}</div>'
+    return f'<style>{source("style.css")}</style><div class="vramplan notebook">{picture}</div>'
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
@@ -121,19 +121,31 @@ LINES: Mapping[str, Callable[[Any], str]] = MappingProxyType(
 def _picture_of_search(search: Search) -> Iterable[str]:
     from vramplan.render.web.answer import of_search
 
-    return of_search(search)
+    return map(html_in_python, of_search(search))
 
 
 def _picture_of_estimate(estimate: Estimate) -> Iterable[str]:
     from vramplan.render.web.answer import of_estimate
 
-    return of_estimate(estimate)
+    return map(html_in_python, of_estimate(estimate))
 
 
 def _picture_of_check(verdict: Verdict) -> Iterable[str]:
-    from vramplan.render.web.answer import pictures
+    from vramplan.render.web.checked import of_check
 
-    return pictures(verdict.estimate)
+    return of_check(verdict)
+
+
+def _picture_of_fix(fix: Fix) -> Iterable[str]:
+    from vramplan.render.web.checked import of_fix
+
+    return of_fix(fix)
+
+
+def _picture_of_explanation(found: Explanation) -> Iterable[str]:
+    from vramplan.render.web.checked import of_failure
+
+    return of_failure(found)
 
 
 def _picture_of_table(table: Table) -> Iterable[str]:
@@ -147,6 +159,8 @@ PICTURES: Mapping[str, Callable[[Any], Iterable[str]]] = MappingProxyType(
         "Search": _picture_of_search,
         "Estimate": _picture_of_estimate,
         "Verdict": _picture_of_check,
+        "Fix": _picture_of_fix,
+        "Explanation": _picture_of_explanation,
         "Table": _picture_of_table,
     }
 )
@@ -155,22 +169,10 @@ PICTURES: Mapping[str, Callable[[Any], Iterable[str]]] = MappingProxyType(
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def _text_of_check(verdict: Verdict) -> RenderableType:
-    from vramplan.render import check
-
-    return check.answer(verdict)
-
-
 def _text_of_comparison(comparison: Comparison) -> RenderableType:
     from vramplan.render import compare
 
     return compare.answer(comparison)
-
-
-def _text_of_fix(fix: Fix) -> RenderableType:
-    from vramplan.render import check
-
-    return check.answer(fix.after)
 
 
 def _text_of_hardware(found: Hardware) -> RenderableType:
@@ -185,20 +187,11 @@ def _text_of_budgets(found: TokenBudgets) -> RenderableType:
     return token_budget.answer(found)
 
 
-def _text_of_explanation(found: Explanation) -> RenderableType:
-    from vramplan.render import out_of_memory
-
-    return out_of_memory.answer(found)
-
-
 TEXTS: Mapping[str, Callable[[Any], RenderableType]] = MappingProxyType(
     {
-        "Verdict": _text_of_check,
         "Comparison": _text_of_comparison,
-        "Fix": _text_of_fix,
         "Hardware": _text_of_hardware,
         "TokenBudgets": _text_of_budgets,
-        "Explanation": _text_of_explanation,
     }
 )
 

@@ -48,15 +48,15 @@ def answer(found: Explanation, verbose: bool = False) -> Answer:
 
 def _box(screen: Screen, found: Explanation) -> Panel:
     failure = found.failure
-    lines = [screen.text(text, style) for text, style in _lines(found)]
+    lines = [screen.text(text, style) for text, style in lines_of(found)]
     if found.causes:
         first = found.causes[0]
         lines += [screen.text(sentence(first.text), "bold"), *_changes(screen, first.changes)]
     if found.host is not None:
         lines.append(screen.text(f"{host_words(found.host)}, by estimate; data loaders and the data set come on top"))
-    if reason := _by_size(found):
+    if reason := by_size(found):
         lines.append(screen.text(reason, "" if found.causes else "bold"))
-    title = screen.text(_title(failure), "bold default")
+    title = screen.text(title_of(failure), "bold default")
     above = title.cell_len + 2 <= inside(screen)
     return Panel(
         Group(*([] if above else [title]), *lines),
@@ -67,7 +67,7 @@ def _box(screen: Screen, found: Explanation) -> Panel:
     )
 
 
-def _by_size(found: Explanation) -> str:
+def by_size(found: Explanation) -> str:
     """What the size of the job says of the failure; empty if another cause says enough."""
     if found.verdict is not None and found.verdict.fits and found.failure.memory == "gpu":
         return _although_it_fits(found.failure, found.verdict)
@@ -101,7 +101,7 @@ def _although_it_fits(failure: OutOfMemory, verdict: Verdict) -> str:
     )
 
 
-def _title(failure: OutOfMemory) -> str:
+def title_of(failure: OutOfMemory) -> str:
     """Where and when memory ran out."""
     if failure.memory == "host":
         place = "Host out of memory"
@@ -122,7 +122,7 @@ def when(failure: OutOfMemory) -> list[str]:
     return [*(phase if failure.phase is not None else []), *step]
 
 
-def _lines(found: Explanation) -> Iterable[tuple[str, str]]:
+def lines_of(found: Explanation) -> Iterable[tuple[str, str]]:
     """What was asked for, and which tensor that was."""
     figures = found.failure.figures
     if figures.requested is not None:

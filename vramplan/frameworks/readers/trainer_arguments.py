@@ -214,7 +214,8 @@ def attention_field(config: ConfigReader, *names: str) -> dict[str, str]:
     if not kernel:
         return {}
     if kernel not in ATTENTION:
-        raise config.unsupported(next(name for name in names if config.has(name)))
+        name = next(name for name in names if config.has(name))
+        raise config.unsupported(name, f"is not modelled; modelled: {', '.join(sorted(ATTENTION))}")
     return {"attention": ATTENTION[kernel]} if ATTENTION[kernel] else {}
 
 

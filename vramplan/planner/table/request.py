@@ -15,6 +15,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, MAX_COUNT
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 
 METHODS = ("full", "lora", "qlora", "dora")
@@ -67,6 +68,7 @@ class TableRequest:
         return digest(*rows, self.cards, self.show, self.micro_batch_size, sorted(self.job.items()))
 
 
+@accepts_usual_names
 def table_request(
     models: Sequence[str | ModelSpec],
     gpus: Sequence[str | Gpu],

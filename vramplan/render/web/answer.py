@@ -72,28 +72,50 @@ def of_estimate(estimate: Estimate) -> Answer:
 
 def verdict(estimate: Estimate, gpu: str, notes: Iterable[str]) -> str:
     """Fits or not, of what, the plan, the headroom, the time of a step, and what could turn it."""
-    job, result = estimate.job, outcome(estimate)
-    sign, words = SIGNS[result]
-    need, capacity = need_of_capacity(estimate.device_total_bytes, estimate.capacity_bytes)
-    gpus = f"{job.num_gpus} × {gpu}" if job.num_gpus > 1 else gpu
+    result = outcome(estimate)
+    title = "Headroom" if estimate.headroom_bytes >= 0 else "Too much"
+    size = need_of_capacity(estimate.device_total_bytes, estimate.capacity_bytes)
+    sizes = (estimate.job.micro_batch_size, estimate.job.gradient_accumulation_steps)
+    settings = "\n".join(f"{key} {size}" for key, size in zip(KEYS, sizes, strict=True))
+    what = f"{estimate.model}: {', '.join(in_short(estimate))}"
+    return (
+        banner(estimate, result, SIGNS[result][1], size, gpu)
+        + f'<p class="what">{escape(visible(what))}</p>'
+        + facts(estimate, (title, *_room(estimate)))
+        + f'<pre class="keys">{settings}</pre>'
+        + said(notes)
+    )
+
+
+def banner(estimate: Estimate, result: Outcome, words: str, size: tuple[str, str], gpu: str) -> str:
+    """The verdict; `size` is GiB of the need and of the GPU."""
+    need, capacity = size
+    gpus = f"{estimate.job.num_gpus} × {gpu}" if estimate.job.num_gpus > 1 else gpu
+    return (
+        f'<div class="verdict {CLASSES[result]}" data-length="{estimate.job.sequence_length}">'
+        f'<h1><span class="sign" aria-hidden="true">{SIGNS[result][0]}</span>{escape(words)}</h1>'
+        f'<p class="need"><b title="{_totals(estimate)}">{need} GiB</b> of {capacity} on {escape(gpus)}</p></div>'
+    )
+
+
+def facts(estimate: Estimate, room: tuple[str, str, str]) -> str:
+    """The plan, the headroom and the time of a step."""
+    job = estimate.job
     factors = [job.micro_batch_size, job.gradient_accumulation_steps, job.data_parallel]
     product = '<span class="x">×</span>'.join(str(factor) for factor in factors)
-    facts = [
+    listed = [
         ("Plan", f"{product}<span class=\"x\">=</span>{job.global_batch_size:,}",
          "micro-batch × accumulation × GPUs = global batch"),
-        ("Headroom" if estimate.headroom_bytes >= 0 else "Too much", *_room(estimate)),
+        room,
         ("Optimizer step", *_time(estimate)),
     ]  # fmt: skip
-    listed = "".join(f"<div><dt>{title}</dt><dd>{text}<small>{more}</small></dd></div>" for title, text, more in facts)
-    settings = "\n".join(f"{key} {size}" for key, size in zip(KEYS, factors, strict=False))
-    said = "".join(f'<p class="note">{escape(sentence(text))}</p>' for text in notes)
-    return (
-        f'<div class="verdict {CLASSES[result]}" data-length="{job.sequence_length}">'
-        f'<h1><span class="sign" aria-hidden="true">{sign}</span>{words}</h1>'
-        f'<p class="need"><b title="{_totals(estimate)}">{need} GiB</b> of {capacity} on {escape(gpus)}</p></div>'
-        f'<p class="what">{escape(visible(estimate.model))}: {escape(", ".join(in_short(estimate)))}</p>'
-        f'<dl class="facts">{listed}</dl><pre class="keys">{settings}</pre>{said}'
-    )
+    texts = "".join(f"<div><dt>{title}</dt><dd>{text}<small>{more}</small></dd></div>" for title, text, more in listed)
+    return f'<dl class="facts">{texts}</dl>'
+
+
+def said(notes: Iterable[str]) -> str:
+    """Notes, each in a line of its own."""
+    return "".join(f'<p class="note">{escape(sentence(visible(text)))}</p>' for text in notes)
 
 
 def _room(estimate: Estimate) -> tuple[str, str]:
@@ -150,12 +172,13 @@ def pictures(estimate: Estimate) -> str:
         caption = "GiB above what stays, in order of allocation" + (
             f"; micro-steps 2 to {estimate.gradient_accumulation_steps - 1} are like the first" if between else ""
         )
-        chart = _section("Memory over one optimizer step", caption, step_chart(estimate, profile))
+        chart = section("Memory over one optimizer step", caption, step_chart(estimate, profile))
     caption = f"GiB at the fullest moment, in {estimate.peak_phase}; the parts sum to {parts(estimate)[1] / 100:.2f}"
-    return _section("Where it goes", caption, bar(estimate)) + chart
+    return section("Where it goes", caption, bar(estimate)) + chart
 
 
-def _section(title: str, caption: str, body: str) -> str:
+def section(title: str, caption: str, body: str) -> str:
+    """A part of an answer under a title."""
     small = f' <span class="cap">{escape(caption)}</span>' if caption else ""
     return f"<section><h2>{escape(title)}{small}</h2>{body}</section>"
 
@@ -168,9 +191,9 @@ def _plans(search: Search, shown: Estimate) -> str:
         words = "only without margin" if pair.reason == WITHOUT_MARGIN else "does not fit"
         kind = "warn" if pair.reason == WITHOUT_MARGIN else "bad"
         cells = (pair.micro_batch_size, pair.gradient_accumulation_steps, need, words, "")
-        rows.append(_row(cells, kind))
+        rows.append(row(cells, kind))
     head = ("micro-batch", "accumulation", "GiB", "free", "step")
-    return _section(f"Plans for a global batch of {search.global_batch_size:,}", "", _table(head, rows))
+    return section(f"Plans for a global batch of {search.global_batch_size:,}", "", table(head, rows))
 
 
 def _plan(plan: Plan, is_shown: bool) -> str:
@@ -179,7 +202,7 @@ def _plan(plan: Plan, is_shown: bool) -> str:
     time = estimate.step_time
     step = f"{significant(plan.relative_step_time)} ×" if time is None else duration(time.seconds)
     cells = (plan.micro_batch_size, plan.gradient_accumulation_steps, gib(need), room_gib(capacity, need), step)
-    return _row(cells, "shown" if is_shown else "")
+    return row(cells, "shown" if is_shown else "")
 
 
 def _changes(search: Search) -> str:
@@ -187,11 +210,11 @@ def _changes(search: Search) -> str:
     if not search.advice:
         return ""
     rows = [
-        _row(_change(change), "", json.dumps(dict(change.update)) if change.update else "") for change in search.advice
+        row(_change(change), "", json.dumps(dict(change.update)) if change.update else "") for change in search.advice
     ]
     micro = search.advice[0].micro_batch_size
     head = ("change", "saves", "then", "fits", "costs")
-    return _section("What would help", f"GiB at micro-batch {micro}", _table(head, rows, "changes"))
+    return section("What would help", f"GiB at micro-batch {micro}", table(head, rows, "changes"))
 
 
 def _change(change: LeverEffect) -> tuple[str, ...]:
@@ -207,7 +230,8 @@ def assumptions(estimate: Estimate, guidance: Sequence[str] = ()) -> str:
     return f"<details><summary>Assumptions and details</summary><ul>{items}</ul></details>"
 
 
-def _row(cells: Iterable[object], kind: str, apply: str = "") -> str:
+def row(cells: Iterable[object], kind: str, apply: str = "") -> str:
+    """A row of a table; the site has a button for one with settings to `apply`, as JSON."""
     button = f" data-apply='{escape(apply)}'" if apply else ""
     inside = "".join(f"<td>{_flags(str(cell))}</td>" for cell in cells)
     return f'<tr class="{kind}"{button}>{inside}</tr>'
@@ -219,10 +243,26 @@ def _flags(text: str) -> str:
     return " ".join(f"<code>{escape(part)}</code>" if part.startswith("--") else escape(part) for part in parts)
 
 
-def _table(head: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+def table(head: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+    """A table of the names of its columns and rows."""
     titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
     body = f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f'<div class="scroll"><table class="{kind}">{body}</table></div>'
 
 
-__all__ = ["CLASSES", "Answer", "assumptions", "fragment", "of_estimate", "of_search", "pictures", "verdict"]
+__all__ = [
+    "CLASSES",
+    "Answer",
+    "assumptions",
+    "banner",
+    "facts",
+    "fragment",
+    "of_estimate",
+    "of_search",
+    "pictures",
+    "row",
+    "said",
+    "section",
+    "table",
+    "verdict",
+]

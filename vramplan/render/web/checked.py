@@ -1,0 +1,167 @@
+"""What `check`, `fix` and `explain` found, as HTML in notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING
+
+from vramplan.render import check, out_of_memory
+from vramplan.render.figures import gib, room_gib
+from vramplan.render.fix import summary
+from vramplan.render.python_words import in_python
+from vramplan.render.read_as import read_as
+from vramplan.render.verdict import SIGNS, doubts, need_of_capacity, room
+from vramplan.render.web.answer import Answer, assumptions, banner, facts, pictures, row, said, section, table
+from vramplan.units import counted
+from vramplan.visible import visible
+
+if TYPE_CHECKING:
+    from vramplan.frameworks.settings import Note
+    from vramplan.planner.check import Verdict
+    from vramplan.planner.fix import Fix
+    from vramplan.planner.out_of_memory import Explanation
+
+
+def of_check(verdict: Verdict) -> Answer:
+    """The verdict on a configuration, the way out, what could turn it, and where the memory goes."""
+    estimate, result = verdict.estimate, check.outcome_of_check(verdict)
+    words = check.words_of_check(verdict).capitalize().replace("gpu", "GPU") or SIGNS[result][1]
+    size = need_of_capacity(verdict.need_bytes, estimate.capacity_bytes)
+    head = banner(estimate, result, words, size, verdict.card.title)
+    head += f'<p class="what">{escape(visible(estimate.model))}, read as {escape(visible(read_as(verdict)))}</p>'
+    head += facts(estimate, _room(verdict))
+    head += said(map(in_python, [*_cases(verdict), *_evaluation(verdict), *_doubts(verdict)]))
+    if not verdict.case_fits:
+        head += "".join(_way_out(title, settings) for title, settings in check.ways_out(verdict))
+    notes = [note for note in verdict.reading.notes if note.kind in ("unknown", "warning")]
+    head += said(map(in_python, [*map(_note, notes), *estimate.notes]))
+    details = _data_set(verdict) + _changes(verdict) + assumptions(estimate, _rest(verdict.reading.notes))
+    return Answer(head, pictures(estimate), details)
+
+
+def of_fix(fix: Fix) -> Answer:
+    """What was changed, and the verdict on the text as it is now."""
+    head = f"<p>{escape(visible(summary(fix.after.reading.framework, fix).splitlines()[0]))}</p>"
+    if fix.changes:
+        rows = [
+            row((change.key, "not set" if change.before is None else change.before, change.after, change.cost), "")
+            for change in fix.changes
+        ]
+        head += section("Changes", "", table(("setting", "before", "after", "costs"), rows, "changes"))
+        head += section("As it is now", "", f'<pre class="keys">{escape(visible_text(fix.text))}</pre>')
+    after = of_check(fix.after)
+    return Answer(head + f"<section>{after.head}</section>", after.pictures, after.details)
+
+
+def of_failure(found: Explanation) -> Answer:
+    """What ran out, which tensor asked, why, and the verdict on the configuration if one was given."""
+    head = f'<div class="verdict bad"><h1>{escape(visible(out_of_memory.title_of(found.failure)))}</h1></div>'
+    head += "".join(f"<p>{escape(visible(text))}</p>" for text, _ in out_of_memory.lines_of(found))
+    for cause in found.causes:
+        changes = cause.changes[: out_of_memory.MOST_CHANGES]
+        head += _way_out(cause.text[:1].upper() + cause.text[1:], changes)
+    if reason := out_of_memory.by_size(found):
+        head += said([reason])
+    if found.verdict is None:
+        text = "explain(log, config=...) with the run's configuration finds the tensor and the changes that fit"
+        return Answer(f'{head}<p class="cap">{text}</p>', "", "")
+    checked = of_check(found.verdict)
+    return Answer(head + f"<section>{checked.head}</section>", checked.pictures, checked.details)
+
+
+def visible_text(text: str) -> str:
+    """A text of several lines without characters that change how it is shown."""
+    return "\n".join(map(visible, text.splitlines()))
+
+
+def _room(verdict: Verdict) -> tuple[str, str, str]:
+    """The headroom at the fullest moment: a title, GiB, and how much of them is the margin."""
+    capacity = verdict.estimate.capacity_bytes
+    text = room(
+        check.outcome_of_check(verdict),
+        verdict.need_bytes,
+        capacity,
+        min(verdict.spare_bytes, capacity),
+        check.reason(verdict),
+    )
+    free = room_gib(capacity, verdict.need_bytes)
+    if verdict.need_bytes > capacity:
+        return "Too much", f"{free.lstrip('-')} GiB", "more than there is"
+    return "Headroom", f"{free} GiB", escape(text.partition(", ")[2] or text.removeprefix(f"headroom {free}"))
+
+
+def _cases(verdict: Verdict) -> list[str]:
+    """The need for each value of what the configuration does not say."""
+    lengths = {case.sequence_length for case in verdict.cases}
+    counts = {case.num_gpus for case in verdict.cases}
+    unsaid = [
+        *(["the length of a sample (sequence_length=, dataset=)"] if len(lengths) > 1 else []),
+        *(["the number of GPUs (num_gpus=)"] if len(counts) > 1 else []),
+    ]
+    if not unsaid:
+        return []
+    sizes = []
+    for case in verdict.cases:
+        length = f"{case.sequence_length:,} tokens" if len(lengths) > 1 else ""
+        count = counted(case.num_gpus, "GPU") if len(counts) > 1 else ""
+        name = " on ".join(filter(None, (length, count)))
+        sizes.append(f"{name}: {gib(case.need_bytes)}{'' if case.fits else ' ✗'}")
+    return [f"Not said: {' and '.join(unsaid)}. GiB of each GPU: {'; '.join(sizes)}"]
+
+
+def _evaluation(verdict: Verdict) -> list[str]:
+    size = verdict.reading.eval_batch_size
+    if verdict.evaluation_bytes is None or size is None:
+        return []
+    return [f"Evaluation of {counted(size, 'sample')} at once: {gib(verdict.evaluation_bytes)} GiB"]
+
+
+def _doubts(verdict: Verdict) -> list[str]:
+    texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
+    one_length = len({case.sequence_length for case in verdict.cases}) < 2
+    return [*texts, *(doubts(verdict.estimate) if verdict.case_fits and one_length else [])]
+
+
+def _note(note: Note) -> str:
+    place = f" ({note.place})" if note.place else ""
+    return f"{note.kind}: {note.key} {note.text}{place}"
+
+
+def _rest(notes: Iterable[Note]) -> list[str]:
+    """The framework's defaults, and the keys without effect."""
+    notes = [*notes]
+    ignored = [note.key for note in notes if note.kind == "ignored"]
+    defaults = [f"default: {note.key} {note.text}" for note in notes if note.kind == "default"]
+    return [*defaults, *([f"no effect on memory: {', '.join(ignored)}"] if ignored else [])]
+
+
+def _way_out(title: str, settings: Iterable[str]) -> str:
+    lines = "\n".join(map(visible, settings))
+    pasted = f'<pre class="keys">{escape(lines)}</pre>' if lines else ""
+    return f'<p class="lever"><span>{escape(in_python(visible(title)))}</span></p>{pasted}'
+
+
+def _data_set(verdict: Verdict) -> str:
+    rows = check.data_set(verdict)
+    return section("Data set", "", "".join(f"<p>{escape(visible(text))}</p>" for text in rows)) if rows else ""
+
+
+def _changes(verdict: Verdict) -> str:
+    """Other changes that would help, the cheapest first."""
+    rows = [
+        row(
+            (
+                "  ".join(change.settings) or f"on {change.card}",
+                gib(change.device_total_bytes),
+                "yes" if change.fits else "no",
+                change.cost,
+            ),
+            "",
+        )
+        for change in check.other_ways(verdict)
+    ]
+    return section("What else would help", "GiB", table(("change", "then", "fits", "costs"), rows)) if rows else ""
+
+
+__all__ = ["of_check", "of_failure", "of_fix"]
