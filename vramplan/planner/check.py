@@ -32,6 +32,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits, undecided
@@ -128,6 +129,7 @@ class Verdict(Result):
         return self.case_fits and not self.fits
 
 
+@accepts_usual_names
 def check(
     target: str | Path | Sequence[str],
     gpu: str | Gpu = "auto",
