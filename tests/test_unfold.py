@@ -15,6 +15,7 @@ from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
+from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
 from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.replay import replay
@@ -54,7 +55,11 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_folded_equals_all_layers(name: str, settings: dict[str, Any]) -> None:
     spec = spec_of(name)
-    job = Job(**{"sequence_length": 512, "attention": architecture_of(spec).architecture.attention[0], **settings})
+    seen = (
+        {"images": 1, "image_size": (448, 448), "sequence_length": 1024} if spec.model_type in IMAGE_PROCESSORS else {}
+    )
+    attention = architecture_of(spec).architecture.attention[0]
+    job = Job(**{"sequence_length": 512, "attention": attention, **seen, **settings})
     full_setting, full_plan = setting_of(spec, job)
     setting, plan = lay_out(spec, job, FusedAttention(flash=True))
     assert plan.stacks[-1].left_out > 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Hashable, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection
@@ -100,8 +100,12 @@ def fold(
 
 
 def _in_context(kinds: Sequence[Hashable], alone: Collection[int]) -> tuple[Hashable, ...]:
-    """Each layer's kind with those of its neighbours; for those that are like no other, their number."""
-    return tuple(at if at in alone else tuple(kinds[at - 1 : at + 2]) for at in range(len(kinds)))
+    """Each layer's kind with those of its neighbours, and how many before it are like no other; of these, their number.
+
+    No layer stands for one beyond a layer that is like no other: something else may come between them.
+    """
+    before = accumulate(at in alone for at in range(len(kinds)))
+    return tuple(at if at in alone else (count, tuple(kinds[at - 1 : at + 2])) for at, count in enumerate(before))
 
 
 @lru_cache(maxsize=64)

@@ -35,8 +35,9 @@ def _vectors(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     c, architecture = setting.config, setting.architecture
     forward = forward_pass(net, setting, phase, batch)
     states = decoder_of(forward).before_head(net, c, language_model(forward, c))
-    net.head_weight(architecture.shape(c).vocabulary, states.shape[-1], architecture.is_tied(c))
     rows, _, width = states.shape
+    if not architecture.is_tied(c):  # without a gradient, the optimizer makes no states for it
+        net.parameter("lm_head.weight", architecture.shape(c).vocabulary, width, frozen=True)
     last = ops.gathered(states, (rows, width), "states of the last tokens")
     return contrastive.normalised(last)
 
