@@ -161,6 +161,7 @@ def cases() -> Iterator[dict[str, Any]]:
             yield case(model, config, {**own, **job})
     for job, options in OF_LLAMA:
         yield case("llama-3.2-1b", {LAYERS: 6}, job, **options)
+    yield case("mistral-7b-v0.3", {LAYERS: 6}, {**EMBEDDING, **FULL})  # its head is not tied
     yield case("llama-3.1-8b", {}, {**EMBEDDING, "negatives": 2, "sequence_length": 1024})
 
 
