@@ -89,7 +89,7 @@ def _fits(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> bool
 
 def _without_needless(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> tuple[Lever, ...]:
     chosen = tuple(levers)
-    for lever in levers:
+    for lever in reversed(levers):  # those that usually save most come first
         fewer = tuple(other for other in chosen if other is not lever)
         if lever.cost == FREE and fewer and _fits(estimates, fewer, pair):
             chosen = fewer
