@@ -298,12 +298,12 @@ def test_one_gpu_sends_nothing(strategy: str) -> None:
 
 def test_several_nodes_need_the_rate_of_their_network() -> None:
     settings: dict[str, Any] = {"num_gpus": 4, "num_nodes": 2, "method": "full"}
-    unknown = vramplan.estimate(SMALL, "a100", **settings)
+    unknown = vramplan.estimate(SMALL, "a100-40gb", **settings)
     assert unknown.step_time is None
     assert any("2 nodes is not known" in note and "--network" in note for note in unknown.notes)
-    known = vramplan.estimate(SMALL, with_links(find_gpu("a100"), network_gbits=100), **settings)
+    known = vramplan.estimate(SMALL, with_links(find_gpu("a100-40gb"), network_gbits=100), **settings)
     assert known.step_time is not None
-    assert known.notes == vramplan.estimate(SMALL, "a100", num_gpus=4, method="full").notes
+    assert known.notes == vramplan.estimate(SMALL, "a100-40gb", num_gpus=4, method="full").notes
 
 
 def test_a_gpu_without_known_links() -> None:

@@ -9,7 +9,8 @@ import pytest
 import vramplan
 from tests.helpers import card_of, spec_of
 from vramplan.errors import VramplanError
-from vramplan.inputs.model_inputs import MODEL_INPUTS, check_inputs, trained_as
+from vramplan.inputs.input_checks import check_inputs
+from vramplan.inputs.model_inputs import MODEL_INPUTS, trained_as
 from vramplan.inputs.model_spec import Config
 from vramplan.planner.job_defaults import complete_job
 

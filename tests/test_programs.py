@@ -51,7 +51,6 @@ def test_programs(command: str, framework: str) -> None:
         (f"accelerate launch scripts/run_orpo.py {HF}", "its name says preference training"),
         (f"python examples/scripts/ppo.py {HF}", "ppo.py: reinforcement training of this kind"),
         (f"python examples/scripts/prm.py {HF}", "prm.py: training of a process reward model"),
-        ("trl rloo --config x.yaml", "trl rloo: reinforcement training"),
         ("litgpt pretrain pythia-14m", "litgpt pretrain: pretraining"),
     ],
 )

@@ -137,7 +137,7 @@ def test_arguments_set_behind_the_trainer_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from trl import RLOOTrainer\nRLOOTrainer(model='a')", "RLOOTrainer: this kind of training is not read yet"),
+        ("from trl import XPOTrainer\nXPOTrainer(model='a')", "XPOTrainer: this kind of training is not read yet"),
         ("import lightning as L\nL.Trainer().fit(m)", "lightning's Trainer is not read yet"),
         ("m = SentenceTransformer('a')\nm.fit(train_objectives=[(a, b)])", "fit() is not read"),
         ("from sentence_transformers import SparseEncoderTrainer as T\nT(m)", "(sentence-transformers)"),

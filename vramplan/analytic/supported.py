@@ -8,8 +8,8 @@ from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
+from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import ROLLOUTS, Job
-from vramplan.inputs.model_inputs import check_inputs
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.task_rules import NO_REWARD, TRL_TASKS

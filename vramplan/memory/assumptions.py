@@ -6,7 +6,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.sample_lengths import MICRO_STEPS
-from vramplan.inputs.task_rules import OF_FRAMEWORKS
+from vramplan.inputs.task_rules import OF_FRAMEWORKS, TRL_TASKS
 from vramplan.memory.calibration import is_measured, margin_of
 from vramplan.memory.estimate import SimulatedStep
 from vramplan.memory.host import offloaded
@@ -105,7 +105,7 @@ REFERENCES = {
 
 def _describe_task(job: Job) -> str:
     """The task and its reference, to stand before the method; empty for the next token."""
-    if job.task is None:
+    if job.task not in TRL_TASKS:
         return ""
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task in ROLLOUTS:

@@ -162,23 +162,27 @@ def check(
         VramplanError: for what cannot be read, or is not modelled.
     """
     loaded_gpu = load_gpu(gpu)
-    if isinstance(target, (str, Path)):
-        found = from_path(Path(target), framework, gpu=loaded_gpu, number=number, execute=execute)
-    else:
-        found = from_words(target, framework, gpu=loaded_gpu)
-    return examine(
-        found,
-        loaded_gpu,
-        num_gpus=num_gpus,
-        model=model,
-        framework_version=framework_version,
-        settings=settings,
-        task=task,
-        min_headroom=min_headroom,
-        confidence=confidence,
-        progress=progress,
-        **given,
-    )
+    try:
+        if isinstance(target, (str, Path)):
+            found = from_path(Path(target), framework, gpu=loaded_gpu, number=number, execute=execute)
+        else:
+            found = from_words(target, framework, gpu=loaded_gpu)
+        return examine(
+            found,
+            loaded_gpu,
+            num_gpus=num_gpus,
+            model=model,
+            framework_version=framework_version,
+            settings=settings,
+            task=task,
+            min_headroom=min_headroom,
+            confidence=confidence,
+            progress=progress,
+            **given,
+        )
+    except UnsupportedError as error:  # the nearest command is to run as it stands
+        error.args = (error.text.replace("--gpu GPU", f"--gpu {loaded_gpu.name}"),)
+        raise
 
 
 def examine(

@@ -66,7 +66,7 @@ def _choices(
     yield from ((lever,) for lever in costly)
     known = {lever.change for lever in costly}
     for lever in costly:
-        if "strategy" in lever.update:
+        if "strategy" in lever.update or "method" in lever.update:
             for other in further(lever):
                 if other.change not in known and other.cost != FREE and _is_combined(other, enough):
                     yield lever, other

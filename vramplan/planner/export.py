@@ -46,6 +46,8 @@ class ExportedPlan(NamedTuple):
     """What it takes otherwise, or cannot be told."""
     fits: bool = True
     """Whether it fits that way."""
+    differs: bool = False
+    """Whether the framework takes another job than was planned."""
 
 
 def export(
@@ -66,7 +68,7 @@ def export(
         f" {as_read.device_total_bytes / GiB:.1f} of {as_read.capacity_bytes / GiB:.1f} GiB"
     )
     if as_read.fits:
-        return first._replace(notes=[*first.notes, f"{why} and fits"]) if first.notes else first
+        return first._replace(notes=[*first.notes, f"{why} and fits"]) if first.differs else first
     rest = {name: value for name, value in first.settings.items() if name not in BATCH}
     plan = suggest(spec, gpu, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
     second = None if plan is None else written_as(framework, spec, plan.estimate.job, job)
@@ -101,7 +103,7 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
         data["sequence_length"] = job.sequence_length
     settings = with_prompt(config, check.complete_with_model(spec, config, config.job | data))
     as_read, takes_images = Job(**settings), spec.model_type in IMAGE_PROCESSORS
-    notes = [
+    differences = [
         f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"
         for field in changed_fields(writer, requested, as_read)
         if not (takes_images and field in ("max_pixels", "max_tiles"))  # which may be expressed in another way
@@ -111,9 +113,9 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     images = [processed_image(spec, version) for version in (as_read, requested)] if takes_images else [None, None]
     tokens, requested_tokens = (0 if image is None else image.all_tokens for image in images)
     if tokens != requested_tokens:
-        notes.append(f"{package} makes {tokens:,} tokens of an image, not {requested_tokens:,}")
-    notes += [f"{note.key} {note.text}" for note in config.notes if note.key == SCALED]
-    return ExportedPlan(str(text), settings, [*notes, *text.notes])
+        differences.append(f"{package} makes {tokens:,} tokens of an image, not {requested_tokens:,}")
+    notes = [*differences, *(f"{note.key} {note.text}" for note in config.notes if note.key == SCALED)]
+    return ExportedPlan(str(text), settings, [*notes, *text.notes], differs=bool(differences))
 
 
 def _as_written(written: ConfigText, framework: Framework, job: Job, spec: ModelSpec) -> DetectedConfig:

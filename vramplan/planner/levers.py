@@ -16,6 +16,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
+from vramplan.memory.vllm import is_colocated
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.units import GiB
@@ -199,6 +200,13 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         )
     if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
         lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
+    if is_colocated(job) and job.generate_with == "vllm" and not job.expandable_segments:
+        lever(
+            "--generate-with vllm_sleep",
+            "vLLM gives its memory back while the model trains",
+            "time",
+            generate_with="vllm_sleep",
+        )
     if job.sequence_length >= 1024:
         shorter = job.sequence_length // 2
         lever(

@@ -281,7 +281,8 @@ function askForLines() {
   const framework = lists.frameworks.find(([, title]) => title === name);
   if (!framework || texts[name] !== undefined) return;
   ask("for", [...shownLine(), "--for", framework[0]], (answer) => {
-    texts[name] = answer.text || `# ${answer.error.trim().replace("vramplan: ", "") || "nothing fits"}`;
+    const said = answer.error.trim().split("\n").filter(Boolean).map((line) => `# ${line.replace("vramplan: ", "")}\n`);
+    texts[name] = answer.text + said.join("") || "# nothing fits";
     showCommands(texts);
   });
 }

@@ -40,6 +40,8 @@ CORE = "passes.wasm"
 CORE_IN_ARCHIVE = "vramplan/memory/_passes.abi3.so"
 LEFT_OUT = ("emulated_gpu", "torch_backend", "adaptive", "measurements", "site")
 """Folders of this package that need a process, a GPU or torch."""
+SAYS_WHAT_IS_MISSING = ("vramplan/torch_backend/__init__.py", "vramplan/torch_backend/dependencies.py")
+"""Files in them that tell a model's user that only a trace would estimate it."""
 LEFT_OUT_ENDINGS = (".pyc", ".pyi", ".c", ".h", ".so", ".pyd", ".dist-info/RECORD", ".cyclonedx.json")
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 """The time of every file in the archive: the same parts make the same bytes."""
@@ -152,7 +154,8 @@ def _own() -> Iterator[tuple[str, bytes]]:
     for root, prefix in ((PACKAGE, "vramplan"), (specs, f"vramplan/{SPECS}")):
         for path in root.rglob("*"):
             name = PurePosixPath(prefix, path.relative_to(root).as_posix())
-            if path.is_file() and name.parts[1] not in LEFT_OUT and not path.name.endswith(LEFT_OUT_ENDINGS):
+            is_kept = name.parts[1] not in LEFT_OUT or str(name) in SAYS_WHAT_IS_MISSING
+            if path.is_file() and is_kept and not path.name.endswith(LEFT_OUT_ENDINGS):
                 yield str(name), path.read_bytes()
     if has_core():
         yield CORE_IN_ARCHIVE, Path(__file__).with_name(CORE).read_bytes()

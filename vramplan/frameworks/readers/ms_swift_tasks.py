@@ -101,6 +101,8 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     """TRL's GRPO with the settings; max_length limits prompts there, max_completion_length answers."""
     fields = {name: one for name, one in job.items() if name not in ("loss", "batches", "sequence_length")}
     fields |= {"task": "grpo", "num_generations": config.integer("num_generations", default=8)}
+    if config.number("beta", default=0.04):
+        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
     if "sequence_length" in job:
         answer = config.integer("max_completion_length", "max_new_tokens", default=512)
         fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}

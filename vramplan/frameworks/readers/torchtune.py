@@ -121,9 +121,9 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     if recipe is not None:
         settings["recipe"] = recipe._replace(value=PurePosixPath(str(recipe.value)).name.removesuffix(".py"))
     file = settings.get("config")
-    if recipe is not None and str(settings["recipe"].value) not in RECIPES:
+    if recipe is not None and str(settings["recipe"].value) not in (*RECIPES, dpo.RECIPE):
         names_job = file is not None and str(file.value).endswith((".yaml", ".yml"))
-        is_dpo = str(settings["recipe"].value) in (dpo.RECIPE, *dpo.SHARDED)
+        is_dpo = str(settings["recipe"].value) in dpo.SHARDED
         if not (is_dpo and names_job):  # refused, whatever its configuration is
             return [], {"recipe": settings["recipe"]}
     if file is not None and not str(file.value).endswith((".yaml", ".yml")):
@@ -198,7 +198,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
 def _refuse_recipe(config: ConfigReader) -> None:
     """Refuse a recipe that is not read, whatever its configuration is."""
     recipe = config.string("recipe")
-    if recipe is None or recipe in RECIPES:
+    if recipe is None or recipe in (*RECIPES, dpo.RECIPE):
         return
     what = next((text for part, text in reversed(UNREAD) if part in recipe), "is not read yet")
     raise config.unsupported("recipe", f"{what}; read: {', '.join((*RECIPES, dpo.RECIPE))}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vramplan.inputs.job import ROLLOUTS
 from vramplan.planner.search_result import WITHOUT_MARGIN, LeverEffect, Plan, Search
 from vramplan.render.figures import (
     KEYS,
@@ -134,7 +135,8 @@ def _room(estimate: Estimate) -> tuple[str, str]:
 def _time(estimate: Estimate) -> tuple[str, str]:
     time = estimate.step_time
     if time is None:
-        return "not known", "no rates of this GPU are known"
+        rollout = estimate.job.task in ROLLOUTS
+        return "not known", "how long completions take is not known" if rollout else "no rates of this GPU are known"
     text = time_of_step(estimate).removeprefix("about ")
     rest = text.partition(" a step")[2].removeprefix(", ")
     band = banded(time.seconds, time.relative_error)

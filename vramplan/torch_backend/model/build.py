@@ -15,8 +15,9 @@ from torch import nn
 from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
+from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_inputs import MODEL_INPUTS, ModelInputs, check_inputs, inputs_of
+from vramplan.inputs.model_inputs import MODEL_INPUTS, ModelInputs, inputs_of
 from vramplan.inputs.model_spec import IMPORT_PATH, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.tasks import head_of, num_labels
