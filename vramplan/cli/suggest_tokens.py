@@ -92,7 +92,7 @@ def _paste(target: str, model: str, found: TokenBudgets, confidence: float | Non
         from vramplan.memory.calibration import CONFIDENCE
         from vramplan.planner.token_export import export_tokens
 
-        text, _, notes, fits, _ = export_tokens(
+        text, _, notes, fits = export_tokens(
             target, model, found.gpu, budget, longest=found.longest_asked, global_tokens=found.global_tokens,
             confidence=CONFIDENCE if confidence is None else confidence,
         )  # fmt: skip

@@ -181,7 +181,7 @@ TASK_RULES = (
     Rule(
         lambda job: is_preference(job) and job.pictures > 0,
         UNSUPPORTED,
-        "{task} of a vision-language model is not modelled yet; a language model of text alone is",
+        "{task} with images, of a vision-language model, is not modelled yet; a language model of text alone is",
     ),
     Rule(
         lambda job: is_preference(job) and job.lengths is not None,

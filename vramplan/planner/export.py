@@ -46,8 +46,6 @@ class ExportedPlan(NamedTuple):
     """What it takes otherwise, or cannot be told."""
     fits: bool = True
     """Whether it fits that way."""
-    differs: bool = False
-    """Whether the framework takes another job than was planned."""
 
 
 def export(
@@ -59,7 +57,7 @@ def export(
         VramplanError: for settings that the framework cannot express.
     """
     spec, gpu = load_model(model), load_gpu(gpu)
-    first = written_as(framework, spec, job)
+    first, differs = _written(framework, spec, job, job)
     if not find_writer(framework)[1].writes_whole_job:  # it does not hold a whole job: there is nothing to check
         return first
     as_read = estimate(spec, gpu, confidence=confidence, **first.settings)
@@ -68,7 +66,7 @@ def export(
         f" {as_read.device_total_bytes / GiB:.1f} of {as_read.capacity_bytes / GiB:.1f} GiB"
     )
     if as_read.fits:
-        return first._replace(notes=[*first.notes, f"{why} and fits"]) if first.differs else first
+        return first._replace(notes=[*first.notes, f"{why} and fits"]) if differs else first
     rest = {name: value for name, value in first.settings.items() if name not in BATCH}
     plan = suggest(spec, gpu, job.global_batch_size, advice=False, confidence=confidence, **rest).recommended
     second = None if plan is None else written_as(framework, spec, plan.estimate.job, job)
@@ -84,7 +82,11 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     Raises:
         UnsupportedError: for a framework or a model without a writer.
     """
-    spec, requested = load_model(model), requested or job
+    return _written(framework, load_model(model), job, requested or job)[0]
+
+
+def _written(framework: str, spec: ModelSpec, job: Job, requested: Job) -> tuple[ExportedPlan, bool]:
+    """The same, and whether the framework takes another job than is requested."""
     reader, writer = find_writer(framework)
     check_task(framework, job)
     if spec.model_type in MODEL_INPUTS and job.task is None:
@@ -115,7 +117,7 @@ def written_as(framework: str, model: str | ModelSpec, job: Job, requested: Job 
     if tokens != requested_tokens:
         differences.append(f"{package} makes {tokens:,} tokens of an image, not {requested_tokens:,}")
     notes = [*differences, *(f"{note.key} {note.text}" for note in config.notes if note.key == SCALED)]
-    return ExportedPlan(str(text), settings, [*notes, *text.notes], differs=bool(differences))
+    return ExportedPlan(str(text), settings, [*notes, *text.notes]), bool(differences)
 
 
 def _as_written(written: ConfigText, framework: Framework, job: Job, spec: ModelSpec) -> DetectedConfig:
