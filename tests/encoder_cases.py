@@ -5,19 +5,16 @@ python -m tests.encoder_cases     trace what has not been traced; write tests/ca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests import matrix
 from tests.helpers import ROOT, card_of
 from tests.matrix_cases import SETTINGS, other_spec
-from vramplan.analytic import estimator
+from tests.traced_table import TracedTable
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.job_defaults import complete_job
 
-PATH = ROOT / "tests" / "cases" / "traced_encoders.json"
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBERT/EuroBERT-610m", {}),
     "eurobert, first token": ("EuroBERT/EuroBERT-210m", {"classifier_pooling": "bos"}),
@@ -89,37 +86,7 @@ def cases() -> Iterator[tuple[str, Job]]:
             yield family, complete_job(spec, card_of(), job)
 
 
-def name_of(family: str, job: Job) -> str:
-    """What the committed table calls a case."""
-    return json.dumps([family, job.model_dump(mode="json", exclude_defaults=True)])
-
-
-def analytic(family: str, job: Job) -> list[Any]:
-    """A row of matrix.COLUMNS, without the name."""
-    estimate = estimator.estimate(spec_for(family), job, card_of())
-    return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
-
-
-def load() -> dict[str, list[Any]]:
-    """The committed traces by name."""
-    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
-
-
-def main() -> None:
-    """Trace what is missing, and write the table."""
-    from vramplan.torch_backend import tracing, versions
-
-    rows = load()
-    for family, job in cases():
-        name = name_of(family, job)
-        if name not in rows:
-            estimate = tracing().estimate(spec_for(family), job, card_of())
-            rows[name] = matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
-    wanted = dict.fromkeys(name_of(*case) for case in cases())
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in wanted)
-    columns = json.dumps(matrix.COLUMNS[1:])
-    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {columns},\n"rows": {{\n{lines}\n}}}}\n')
-
+TABLE = TracedTable(ROOT / "tests" / "cases" / "traced_encoders.json", spec_for, cases)
 
 if __name__ == "__main__":
-    main()
+    TABLE.write()

@@ -5,18 +5,15 @@ python -m tests.family_cases     trace what has not been traced; write tests/cas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests import matrix
-from tests.helpers import ROOT, card_of, spec_of
+from tests.helpers import ROOT, spec_of
 from tests.matrix_cases import SETTINGS, VOCABULARY
-from vramplan.analytic import estimator
+from tests.traced_table import TracedTable
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
-PATH = ROOT / "tests" / "cases" / "traced_families.json"
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
 SMALL = {
     **TOKENS,
@@ -197,37 +194,7 @@ def cases() -> Iterator[tuple[str, Job]]:
     yield SEEING, Job(**SEEN, checkpointing="full")
 
 
-def name_of(family: str, job: Job) -> str:
-    """What the committed table calls a case."""
-    return json.dumps([family, job.model_dump(mode="json", exclude_defaults=True)])
-
-
-def analytic(family: str, job: Job) -> list[Any]:
-    """A row of matrix.COLUMNS, without the name."""
-    estimate = estimator.estimate(spec_for(family), job, card_of())
-    return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
-
-
-def load() -> dict[str, list[Any]]:
-    """The committed traces by name."""
-    return json.loads(PATH.read_text())["rows"] if PATH.exists() else {}
-
-
-def main() -> None:
-    """Trace what is missing, and write the table."""
-    from vramplan.torch_backend import tracing, versions
-
-    rows = load()
-    for family, job in cases():
-        name = name_of(family, job)
-        if name not in rows:
-            estimate = tracing().estimate(spec_for(family), job, card_of())
-            rows[name] = matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
-    wanted = [name_of(*case) for case in cases()]
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(rows[name])}" for name in wanted)
-    columns = json.dumps(matrix.COLUMNS[1:])
-    PATH.write_text(f'{{"by": {json.dumps(versions())},\n"columns": {columns},\n"rows": {{\n{lines}\n}}}}\n')
-
+TABLE = TracedTable(ROOT / "tests" / "cases" / "traced_families.json", spec_for, cases)
 
 if __name__ == "__main__":
-    main()
+    TABLE.write()

@@ -10,11 +10,12 @@ import pytest
 
 import vramplan
 from tests import encoder_cases, matrix
+from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_model
 
-ROWS = encoder_cases.load()
+ROWS = encoder_cases.TABLE.load()
 EVERY = 7
 """One job of so many is in the sample of a family; the full run takes all."""
 
@@ -23,7 +24,7 @@ def check(family: str, jobs: list[Job]) -> list[float]:
     """Every phase's peak, the operations and the parameters counted."""
     errors = []
     for job in jobs:
-        found, traced = encoder_cases.analytic(family, job), ROWS[encoder_cases.name_of(family, job)]
+        found, traced = encoder_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
         of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
         assert abs(of["tensors"]) <= 2e-3, (job, of)
         assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
@@ -50,7 +51,7 @@ def test_estimates_agree_with_traces() -> None:
 
 
 def test_every_case_has_been_traced() -> None:
-    assert {encoder_cases.name_of(*case) for case in encoder_cases.cases()} == set(ROWS)
+    assert {name_of(*case) for case in encoder_cases.cases()} == set(ROWS)
 
 
 def test_answers_name_the_class_and_its_labels() -> None:

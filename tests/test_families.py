@@ -9,11 +9,12 @@ import pytest
 
 import vramplan
 from tests import family_cases, matrix
+from tests.traced_table import name_of
 from vramplan.analytic.generation import generation
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
 
-ROWS = family_cases.load()
+ROWS = family_cases.TABLE.load()
 SHARING = "gemma4_text, inputs of layers"
 FAMILIES = [*family_cases.FAMILIES, *family_cases.GEMMA, family_cases.OLDER_GEMMA, family_cases.LLAMA]
 EVERY = 5
@@ -28,7 +29,7 @@ def check(family: str, jobs: list[Job]) -> None:
     """Every phase's peak, the operations and the parameters counted."""
     errors = []
     for job in jobs:
-        found, traced = family_cases.analytic(family, job), ROWS[family_cases.name_of(family, job)]
+        found, traced = family_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
         of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
         assert abs(of["tensors"]) <= (0.01 if job.images else 1e-3), (job, of)
         assert all(abs(of[phase]) <= 0.016 for phase in ("allocated", *matrix.PHASES)), (job, of)
@@ -55,7 +56,7 @@ def test_estimates_agree_with_traces(family: str) -> None:
 
 
 def test_every_case_has_been_traced() -> None:
-    assert {family_cases.name_of(*case) for case in family_cases.cases()} == set(ROWS)
+    assert {name_of(*case) for case in family_cases.cases()} == set(ROWS)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 import vramplan
 from tests import matrix, mixer_cases
 from tests.helpers import card_of, spec_of
+from tests.traced_table import name_of
 from vramplan.analytic.generation import generation
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
 
-ROWS = mixer_cases.load()
+ROWS = mixer_cases.TABLE.load()
 FAMILIES = [*mixer_cases.FAMILIES, "qwen3_5"]
 QWEN, GRANITE, MAMBA = "Qwen/Qwen3.5-9B", "ibm-granite/granite-4.0-h-micro", "mistralai/Mamba-Codestral-7B-v0.1"
 NEMOTRON = "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
@@ -28,7 +29,7 @@ def test_estimates_agree_with_traces(family: str) -> None:
     for name, job in mixer_cases.cases():
         if name != family:
             continue
-        found, traced = mixer_cases.analytic(family, job), ROWS[mixer_cases.name_of(family, job)]
+        found, traced = mixer_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
         of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
         assert abs(of["tensors"]) <= (0.01 if job.images else 0.002), (job, of)
         assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
@@ -39,7 +40,7 @@ def test_estimates_agree_with_traces(family: str) -> None:
 
 
 def test_every_case_has_been_traced() -> None:
-    assert {mixer_cases.name_of(*case) for case in mixer_cases.cases()} == set(ROWS)
+    assert {name_of(*case) for case in mixer_cases.cases()} == set(ROWS)
 
 
 @pytest.mark.parametrize(("name", "attention"), [(QWEN, "sdpa"), (GRANITE, "sdpa"), (MAMBA, "eager")])

@@ -10,13 +10,14 @@ import pytest
 
 import vramplan
 from tests import matrix, seeing_cases
+from tests.traced_table import name_of
 from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.inputs.catalog import load_spec
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.resolve import resolve_model
 
-ROWS = seeing_cases.load()
+ROWS = seeing_cases.TABLE.load()
 ALL = [*seeing_cases.FAMILIES, seeing_cases.MIXTURE]
 EVERY = 5
 """One job of so many is in the sample of a family; the full run takes all."""
@@ -26,7 +27,7 @@ def check(family: str, jobs: list[Job]) -> None:
     """Every phase's peak, the operations and the parameters counted."""
     errors = []
     for job in jobs:
-        found, traced = seeing_cases.analytic(family, job), ROWS[seeing_cases.name_of(family, job)]
+        found, traced = seeing_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
         of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
         assert all(abs(of[name]) <= 0.015 for name in ("tensors", "allocated", *matrix.PHASES)), (job, of)
         assert abs(of["flops"]) <= 1e-3, (job, of)
@@ -52,7 +53,7 @@ def test_estimates_agree_with_traces(family: str) -> None:
 
 
 def test_every_case_has_been_traced() -> None:
-    assert {seeing_cases.name_of(*case) for case in seeing_cases.cases()} == set(ROWS)
+    assert {name_of(*case) for case in seeing_cases.cases()} == set(ROWS)
 
 
 def test_a_whole_omni_model_is_read_as_its_thinker(tmp_path: Path) -> None:
