@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 
 FLAGS = {
@@ -41,6 +43,20 @@ ALWAYS = ("autocast", "sequence_length")
 """Fields whose default the command line completes otherwise."""
 
 
+GPU = "--gpu GPU"
+"""What commands in errors have for the GPU, which those that name them do not know."""
+
+
+@contextmanager
+def on_gpu(gpu: Gpu) -> Iterator[None]:
+    """Commands in errors name this GPU, so that they run as they stand."""
+    try:
+        yield
+    except UnsupportedError as error:
+        error.args = (error.text.replace(GPU, f"--gpu {gpu.name}"),)
+        raise
+
+
 def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     """``vramplan estimate MODEL --gpu GPU ...`` with the fields of `job` that are no defaults.
 
@@ -49,7 +65,7 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     """
     if str(job.get("strategy")).startswith("zero") and job.get("autocast") == job.get("dtype", "bf16"):
         job = {**job, "autocast": "none"}  # DeepSpeed casts the weights itself
-    words = ["vramplan estimate", model or "MODEL", "--gpu GPU"]
+    words = ["vramplan estimate", model or "MODEL", GPU]
     for field, flag in FLAGS.items():
         value = job.get(field)
         if value is None or (value == Job.model_fields[field].default and field not in ALWAYS):

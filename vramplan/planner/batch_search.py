@@ -160,11 +160,12 @@ def _split_by_fit(every_pair: list[Pair], estimates: EstimateCache) -> tuple[lis
     pairs do not (FSDP keeps whole gradients until the last micro-batch).
     """
     *accumulating, last = every_pair
-    smallest_too_large = next((n for n, pair in enumerate(accumulating[:2]) if estimates.too_large(*pair)), None)
+    tried = accumulating[:2]
+    smallest_too_large = next((number for number, pair in enumerate(tried) if estimates.too_large(*pair)), None)
     if smallest_too_large is None:
-        smallest_too_large = len(accumulating) if len(accumulating) <= 2 else 1 + bisect_largest(
-            1, len(accumulating), lambda index: not estimates.too_large(*accumulating[index])
-        )  # fmt: skip
+        smallest_too_large = 1 + bisect_largest(
+            len(tried) - 1, len(accumulating), lambda index: not estimates.too_large(*accumulating[index])
+        )
     room = plannable_bytes(estimates.job, estimates.gpu)
     possible = accumulating[:smallest_too_large]
     if not _last_needs_more_than(room, every_pair, estimates):

@@ -21,6 +21,7 @@ from vramplan.errors import (
 )
 from vramplan.frameworks.detect import from_path, from_words
 from vramplan.frameworks.detected_config import DetectedConfig
+from vramplan.frameworks.nearest import on_gpu
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
 )
@@ -162,7 +163,7 @@ def check(
         VramplanError: for what cannot be read, or is not modelled.
     """
     loaded_gpu = load_gpu(gpu)
-    try:
+    with on_gpu(loaded_gpu):
         if isinstance(target, (str, Path)):
             found = from_path(Path(target), framework, gpu=loaded_gpu, number=number, execute=execute)
         else:
@@ -180,9 +181,6 @@ def check(
             progress=progress,
             **given,
         )
-    except UnsupportedError as error:  # the nearest command is to run as it stands
-        error.args = (error.text.replace("--gpu GPU", f"--gpu {loaded_gpu.name}"),)
-        raise
 
 
 def examine(

@@ -19,6 +19,7 @@ from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, Vramp
 from vramplan.frameworks.detect import from_line, from_text
 from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.edit import command, config_file
+from vramplan.frameworks.nearest import on_gpu
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.config_files import read_text
@@ -108,7 +109,8 @@ def fix(
             lambda line: from_line(line, framework, gpu=card).with_settings(settings or {}),
             "",
         )
-    found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress).fixed()
+    with on_gpu(card):
+        found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress).fixed()
     return replace(found, text=mark + found.text)
 
 

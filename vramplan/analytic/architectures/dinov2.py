@@ -5,6 +5,7 @@ Registers are tokens of their own between the class token and the patches (model
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from vramplan.analytic.architectures.architecture import Architecture, alike
@@ -48,7 +49,7 @@ def encode(forward: ForwardPass, c: Config) -> Tensor:
     net = forward.net
     embedded = embed(forward, c, forward.inputs["pixel_values"])
     ctx = forward.context(None, c.number("attention_probs_dropout_prob", 0.0))
-    x = forward.layers(0, embedded, lambda x: layer(net, c, x, ctx))
+    x = forward.layers(0, embedded, lambda x: layer(net, c, x, ctx, attention, feed_forward))
     return net.layer_norm("layernorm", x)
 
 
@@ -92,8 +93,15 @@ def interpolated(table: Tensor, side: int, cells: tuple[int, int]) -> Tensor:
     return ops.join(first, rest, (1, cells[0] * cells[1] + 1, width))
 
 
-def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
-    """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
+def layer(
+    net: Modules,
+    c: Config,
+    x: Tensor,
+    ctx: Context,
+    attention: Callable[[Modules, Config, Tensor, Context], tuple[Tensor, ...]],
+    feed_forward: Callable[[Modules, Config, Tensor], Tensor],
+) -> Tensor:
+    """Norm, attention, a weight for each channel, add; the same around the feed-forward (DINOv3 too)."""
     residual = x
     x = net.layer_norm("norm1", x)
     x, *weights = attention(net, c, x, ctx)

@@ -6,7 +6,7 @@ transformers has the backbone alone; people put a linear layer on its class toke
 from __future__ import annotations
 
 from vramplan.analytic.architectures.architecture import Architecture, alike
-from vramplan.analytic.architectures.dinov2 import registers, scaled
+from vramplan.analytic.architectures.dinov2 import layer, registers
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.towers.vit import patches
 from vramplan.analytic.architectures.vision_tower import given_a_gradient
@@ -43,7 +43,7 @@ def encode(forward: ForwardPass, c: Config) -> Tensor:
     embedded = embed(forward, c, pixels)
     ctx = forward.context(None, c.number("attention_dropout", 0.0))
     ctx.cos[False], ctx.sin[False] = tables(forward, c)
-    x = forward.layers(0, embedded, lambda x: layer(net, c, x, ctx))
+    x = forward.layers(0, embedded, lambda x: layer(net, c, x, ctx, attention, feed_forward))
     return net.layer_norm("norm", x)
 
 
@@ -71,18 +71,6 @@ def tables(forward: ForwardPass, c: Config) -> list[Tensor]:
     cast = [ops.to(one, forward.net.training.dtype, "rotary table") for one in made]
     del angles
     return cast
-
-
-def layer(net: Modules, c: Config, x: Tensor, ctx: Context) -> Tensor:
-    """Norm, attention, a weight for each channel, add; the same around the feed-forward."""
-    residual = x
-    x = net.layer_norm("norm1", x)
-    x, *weights = attention(net, c, x, ctx)
-    x = ops.add(scaled(net, "layer_scale1", x), residual, "residual stream")
-    residual = x
-    x = net.layer_norm("norm2", x)
-    x = feed_forward(net, c, x)
-    return ops.add(scaled(net, "layer_scale2", x), residual, "residual stream")
 
 
 def attention(net: Modules, c: Config, x: Tensor, ctx: Context) -> tuple[Tensor, ...]:

@@ -7,7 +7,8 @@ by 4096 entries of the vocabulary. torch.compile has numbers for each token alon
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.kept_gradients import node_of_kept
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 TILE = (2048, 4096)
@@ -24,16 +25,7 @@ def completion_loss(hidden: Tensor, weight: Tensor, scaled: bool) -> Tensor:
     tape, (rows, length, width), vocabulary = hidden.tape, hidden.shape, weight.shape[0]
     likes = [one.like for one in (hidden, weight)]
     needs = [one.node is not None for one in (hidden, weight)]
-    gradients: list[Tensor | None] = []
-
-    def backward(grad: Tensor) -> Grads:
-        kept = list(gradients)
-        gradients.clear()
-        if not scaled:
-            return kept
-        return [None if one is None else ops.new_like(tape, one.like, "gradient times the loss's") for one in kept]
-
-    node = tape.node((hidden, weight), backward)
+    node, gradients = node_of_kept(hidden, weight, scaled)
     of_weight = tape.empty(likes[1].shape, likes[1].dtype, "gradient (kept by Liger)") if needs[1] else None
     parts: list[Tensor] = []
     with tape.no_grad():

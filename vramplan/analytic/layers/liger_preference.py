@@ -9,7 +9,8 @@ the reference's, which the code no longer needs.
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.kept_gradients import node_of_kept
 from vramplan.units import DTYPE_BYTES
 
 PAIRS = 2
@@ -25,16 +26,7 @@ def pair_loss(hidden: Tensor, weight: Tensor, has_bias: bool, scaled: bool) -> T
     pairs, pair = rows // 2, (2, length, width)
     likes = [one.like for one in (hidden, weight)]
     needs = [one.node is not None for one in (hidden, weight)]
-    gradients: list[Tensor | None] = []
-
-    def backward(grad: Tensor) -> Grads:
-        kept = list(gradients)
-        gradients.clear()
-        if not scaled:
-            return kept
-        return [None if one is None else ops.new_like(tape, one.like, "gradient times the loss's") for one in kept]
-
-    node = tape.node((hidden, weight), backward)
+    node, gradients = node_of_kept(hidden, weight, scaled)
     if node is None:
         needs = [False, False]
     of_weight = tape.empty(likes[1].shape, likes[1].dtype, "gradient (kept by Liger)") if needs[1] else None
