@@ -219,6 +219,11 @@ def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int
     return job.model_copy(update=batch)
 
 
+def own_reference(method: str) -> Reference:
+    """The reference that trainers take if none is given: the base of adapters, or a second model."""
+    return "model" if method == "full" else "adapters_off"
+
+
 class Job(Record):
     """One training set-up; docs/reference/options.md says what frameworks call each field."""
 
@@ -421,10 +426,12 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        if self.task not in ("dpo", "kto", *ROLLOUTS):
-            return False
-        default = self.task != "grpo" and self.method == "full"
-        return self.reference == "model" or (self.reference is None and default)
+        return self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model"
+
+    @property
+    def reference_source(self) -> Reference:
+        """Where the log-probabilities of the reference come from; GRPO has no reference by default (beta 0)."""
+        return self.reference or ("none" if self.task == "grpo" else own_reference(self.method))
 
     @property
     def computed_dtype(self) -> str | None:

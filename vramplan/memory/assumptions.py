@@ -109,23 +109,16 @@ def _describe_task(job: Job) -> str:
         return ""
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task in ROLLOUTS:
-        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference or _default_reference(job)]}; "
+        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference_source]}; "
     if job.loss == "value_head":
         return "reward model (a value head beside all logits) as LLaMA-Factory trains it on pairs; "
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):
         return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
-    reference = job.reference or _default_reference(job)
     pairs = "" if job.task == "kto" else " on pairs"
     package = OF_FRAMEWORKS.get(job.loss, "TRL 1.12 with Liger's loss" if job.loss == "liger" else "TRL")
-    return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[reference]}; "
-
-
-def _default_reference(job: Job) -> str:
-    if job.task == "grpo":
-        return "none"
-    return "model" if job.method == "full" else "adapters_off"
+    return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[job.reference_source]}; "
 
 
 ENGINES = {

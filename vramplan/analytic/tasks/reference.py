@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from vramplan.analytic.layers.modules import Modules
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, own_reference
 
 WITH_MODEL = ("adapters_off", "model")
 """References that take a forward."""
@@ -20,9 +20,7 @@ def reference_phase(phase: str, of: str = "") -> str:
 
 def reference_of(job: Job) -> str:
     """Where the log-probabilities of the reference come from."""
-    if job.reference is not None:
-        return job.reference
-    return "model" if job.method == "full" else "adapters_off"
+    return job.reference or own_reference(job.method)
 
 
 def is_of_reference(phase: str) -> bool:

@@ -8,7 +8,7 @@ from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, own_reference
 from vramplan.units import round_up
 
 WRITTEN = ("dpo", "kto")
@@ -77,7 +77,7 @@ def stage_pairs(job: Job) -> Pairs:
     Raises:
         UnsupportedError: for a reference that LLaMA-Factory does not make by itself.
     """
-    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+    if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'llamafactory')}: {setting('reference', job.reference)} is not written for it"
         )

@@ -9,7 +9,7 @@ from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, own_reference
 
 SINCE = "3.12"
 """The first version whose trainers were read."""
@@ -102,7 +102,7 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     fields = {name: one for name, one in job.items() if name not in ("loss", "batches", "sequence_length")}
     fields |= {"task": "grpo", "num_generations": config.integer("num_generations", default=8)}
     if config.number("beta", default=0.04):
-        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
+        fields["reference"] = own_reference(job["method"])
     if "sequence_length" in job:
         answer = config.integer("max_completion_length", "max_new_tokens", default=512)
         fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}
@@ -122,7 +122,7 @@ def type_pairs(job: Job) -> Pairs:
     """
     if job.task is None:
         return {}
-    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+    if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"
         )

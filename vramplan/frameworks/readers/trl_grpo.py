@@ -8,6 +8,7 @@ from typing import Any
 from vramplan.frameworks.parsed_config import KeyNames, at_least
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job import own_reference
 
 CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length", "cache_implementation", "n")
 """Keys of `generation_kwargs` that change the memory of a generation."""
@@ -61,7 +62,7 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     if task == "rloo" and not has_reference:
         fields["reference"] = "none"
     elif task == "grpo" and has_reference:
-        fields["reference"] = "model" if job["method"] == "full" else "adapters_off"
+        fields["reference"] = own_reference(job["method"])
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
     engine = _engine(config, version)

@@ -12,6 +12,7 @@ from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig
 from vramplan.frameworks.readers import trl_grpo, trl_tasks
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job import own_reference
 
 TRL = "1.15.0"
 """The newest version of TRL that it requires."""
@@ -64,7 +65,7 @@ def _generates(parsed: ParsedConfig, config: ConfigReader, limit: int) -> None:
     default = 0.0 if config.lowercase("loss_type", default="dapo") in WITHOUT_REFERENCE else 0.001
     job.pop("reference", None)
     if config.number("beta", default=default) != 0.0:
-        job["reference"] = "model" if job["method"] == "full" else "adapters_off"
+        job["reference"] = own_reference(job["method"])
     _complete_group(config, job)
     prompt = config.integer("max_prompt_length", default=0)
     completion = trl_grpo.completion_length(config, TRL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import ROLLOUTS, Job, own_reference
 
 TASKS = ("dpo", "kto", "reward", *ROLLOUTS)
 """Tasks with a command of TRL; ORPO and CPO have scripts alone, which load the model by its name without a dtype."""
@@ -30,7 +30,7 @@ def task_pairs(job: Job) -> Pairs:
         return _rollouts(job)
     if job.reference == "precomputed":
         return {"precompute_ref_log_probs": True}
-    if job.reference not in (None, "model" if job.method == "full" else "adapters_off"):
+    if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'trl')}: {setting('reference', job.reference)} is written in Python alone"
         )
