@@ -6,14 +6,14 @@ trl 0.24, the newest that LLaMA-Factory 0.9.5 takes, and the torch and transform
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import card_of
-from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL, job_of, model_of, recorded
+from tests.recorded_runs import add_missing, job_of, model_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL
 
 VERSION = "LLaMA-Factory 0.9.5"
 LOSSES = {"dpo": "log_softmax", "kto": "log_softmax", "reward": "value_head"}
@@ -68,16 +68,12 @@ def main() -> int:
     """Run what the file lacks."""
     from tests.llamafactory_trace import Custom, LlamaFactoryRun, load
 
-    Custom.classes = load(Path(sys.argv[1]) / "llamafactory")
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"trl": VERSION, **case}))
-        if {**row, "peaks": None} in known:
-            continue
+    def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        run = LlamaFactoryRun(model_of(row), job, card_of(GPU), str(job.task), **row["options"])
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+        return LlamaFactoryRun(model_of(row), job, card_of(GPU), str(job.task), **row["options"]).go()
+
+    Custom.classes = load(Path(sys.argv[1]) / "llamafactory")
+    add_missing(RUNS, ({"trl": VERSION, **case} for case in cases()), run)
     return 0
 
 

@@ -6,14 +6,14 @@ DeepSpeed has to be installed. It adds the peak of live tensors in each phase, i
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import card_of
-from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, job_of, model_of
+from tests.recorded_runs import add_missing, job_of, model_of, rows_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS
 
 RUNS = Path(__file__).parent / "openrlhf_runs.jsonl"
 VERSION = "OpenRLHF 0.11.2"
@@ -49,7 +49,7 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return rows_of(RUNS)
 
 
 def main() -> int:
@@ -57,14 +57,11 @@ def main() -> int:
     from tests.openrlhf_trace import OpenRlhfRun, load
 
     classes = load(Path(sys.argv[1]))
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"version": VERSION, **case}))
-        if {**row, "peaks": None} in known:
-            continue
-        peaks = OpenRlhfRun(classes, model_of(row), job_of(row), card_of(GPU)).go()
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+
+    def run(row: dict[str, Any]) -> dict[str, int]:
+        return OpenRlhfRun(classes, model_of(row), job_of(row), card_of(GPU)).go()
+
+    add_missing(RUNS, ({"version": VERSION, **case} for case in cases()), run)
     return 0
 
 

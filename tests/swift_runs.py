@@ -6,12 +6,12 @@ takes, and the torch and transformers of the environment.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from tests.helpers import card_of
-from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL, job_of, model_of, recorded
+from tests.recorded_runs import add_missing, job_of, model_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, RUNS, SMALL
 
 VERSION = "ms-swift 4.6.0"
 OWN = ("dpo", "kto")
@@ -61,15 +61,12 @@ def main() -> int:
     """Run what the file lacks."""
     from tests.swift_trace import SwiftRun
 
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"trl": VERSION, **case}))
-        if {**row, "peaks": None} in known:
-            continue
+    def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        run = SwiftRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"])
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+        task, prompt = str(job.task), job.prompt_length or 0
+        return SwiftRun(model_of(row), job, card_of(GPU), task, prompt, **row["options"]).go()
+
+    add_missing(RUNS, ({"trl": VERSION, **case} for case in cases()), run)
     return 0
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
@@ -17,9 +16,10 @@ from torch import nn
 
 from tests import trl_trace
 from tests.helpers import card_of
+from tests.recorded_runs import add_missing, job_of, model_of
 from tests.swift_runs import VERSION
 from tests.swift_trace import SwiftRun, _template
-from tests.trl_runs import FAMILIES, GPU, LAYERS, RUNS, SMALL, job_of, model_of, recorded
+from tests.trl_runs import FAMILIES, GPU, LAYERS, RUNS, SMALL
 from tests.trl_trace import Setup, ones
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model.build import from_config
@@ -167,14 +167,11 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     """Run what the file lacks."""
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"trl": VERSION, **case}))
-        if {**row, "peaks": None} in known:
-            continue
-        run = SftRun(model_of(row), job_of(row), card_of(GPU), str(row["job"]["task"]), 0, **row["options"])
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+
+    def run(row: dict[str, Any]) -> dict[str, int]:
+        return SftRun(model_of(row), job_of(row), card_of(GPU), str(row["job"]["task"]), 0, **row["options"]).go()
+
+    add_missing(RUNS, ({"trl": VERSION, **case} for case in cases()), run)
     return 0
 
 

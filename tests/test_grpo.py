@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import card_of, spec_of
+from tests.helpers import spec_of
+from tests.recorded_runs import estimated_peaks
 from tests.trl_grpo import recorded
-from tests.trl_runs import GPU, job_of, model_of
+from tests.trl_runs import GPU
 from vramplan import estimate, suggest
 from vramplan.analytic.generation import generation
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.vllm_share import least_bytes
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
@@ -27,10 +27,7 @@ SETTINGS: dict[str, Any] = {"task": "grpo", "sequence_length": 512, "prompt_leng
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak."""
-    job = job_of(row)
-    steps = JobSteps(model_of(row), job, card_of(GPU))
-    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
-    peaks = timeline.phase_peaks(timeline.live_bytes())
+    peaks = estimated_peaks(row, GPU)
     return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
 
 

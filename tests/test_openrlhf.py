@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import card_of, cli, spec_of
+from tests.helpers import cli, spec_of
 from tests.openrlhf_runs import recorded
-from tests.trl_runs import GPU, job_of, model_of
+from tests.recorded_runs import errors_of
+from tests.trl_runs import GPU
 from vramplan import check, estimate
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import UnsupportedError, VramplanError
 from vramplan.frameworks.detect import from_line
 from vramplan.planner.read_config import read
@@ -20,29 +20,19 @@ RECORDED = recorded()
 MODEL, LARGE = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-3B"
 
 
-def errors_of(row: dict[str, Any]) -> dict[str, float]:
-    """The relative error of each phase's peak."""
-    job = job_of(row)
-    steps = JobSteps(model_of(row), job, card_of(GPU))
-    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
-    peaks = timeline.phase_peaks(timeline.live_bytes())
-    assert peaks.keys() == row["peaks"].keys()
-    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
-
-
 def name_of(row: dict[str, Any]) -> str:
     return f"{row['model']} {' '.join(f'{name}={value}' for name, value in row['job'].items())}"
 
 
 @pytest.mark.parametrize("row", RECORDED[::5], ids=name_of)
 def test_peaks_agree_with_its_trainers(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= 0.001
+    assert max(errors_of(row, GPU).values()) <= 0.001
 
 
 @pytest.mark.full
 def test_all_runs_agree_with_its_trainers() -> None:
     assert len(RECORDED) >= 35
-    errors = {name_of(row): max(errors_of(row).values()) for row in RECORDED}
+    errors = {name_of(row): max(errors_of(row, GPU).values()) for row in RECORDED}
     assert not [name for name, worst in errors.items() if worst > 0.001]
 
 

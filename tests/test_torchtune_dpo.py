@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import card_of
+from tests.recorded_runs import estimated_peaks
 from tests.torchtune_runs import recorded
-from tests.trl_runs import GPU, job_of, model_of
+from tests.trl_runs import GPU
 from vramplan import check, estimate
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
 CONFIG = Path(__file__).parent / "configs/torchtune/dpo.yaml"
-
-
-def peaks_of(row: dict[str, Any]) -> dict[str, int]:
-    job = job_of(row)
-    steps = JobSteps(model_of(row), job, card_of(GPU))
-    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
-    return timeline.phase_peaks(timeline.live_bytes())
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -31,7 +23,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", RECORDED, ids=name_of)
 def test_peaks_agree_with_the_recipe(row: dict[str, Any]) -> None:
-    peaks = peaks_of(row)
+    peaks = estimated_peaks(row, GPU)
     assert peaks.keys() == row["peaks"].keys()
     kept = 0.015 if row["job"].get("checkpointing") == "none" else 0.001
     assert max(peaks.values()) == pytest.approx(max(row["peaks"].values()), rel=kept)

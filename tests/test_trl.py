@@ -7,25 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import card_of, spec_of
-from tests.trl_runs import GPU, job_of, model_of, recorded
+from tests.helpers import spec_of
+from tests.recorded_runs import errors_of
+from tests.trl_runs import GPU, recorded
 from vramplan import estimate, suggest
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
 WORST, MEDIAN = 0.005, 0.00001
 """Largest relative error of a phase's peak, and the median over all phases of all runs."""
-
-
-def errors_of(row: dict[str, Any]) -> dict[str, float]:
-    """The relative error of each phase's peak."""
-    job = job_of(row)
-    steps = JobSteps(model_of(row), job, card_of(GPU))
-    timeline = steps.timelines(job.micro_batch_size, job.gradient_accumulation_steps)[0]
-    peaks = timeline.phase_peaks(timeline.live_bytes())
-    assert peaks.keys() == row["peaks"].keys()
-    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -36,13 +26,13 @@ def name_of(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", RECORDED[::12], ids=name_of)
 def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= WORST
+    assert max(errors_of(row, GPU).values()) <= WORST
 
 
 @pytest.mark.full
 def test_all_runs_agree_with_trl() -> None:
     assert len(RECORDED) >= 150
-    errors = {name_of(row): errors_of(row) for row in RECORDED}
+    errors = {name_of(row): errors_of(row, GPU) for row in RECORDED}
     assert not [name for name, each in errors.items() if max(each.values()) > WORST]
     assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import card_of
-from tests.trl_runs import job_of, model_of
+from tests.recorded_runs import estimated_peaks, job_of
 from tests.trl_sharing import GPU, recorded
 from vramplan import estimate
-from vramplan.analytic.job_steps import JobSteps
 from vramplan.errors import UnsupportedError
 
 RECORDED = recorded()
@@ -22,12 +20,8 @@ ODDS = {"strategy": "zero2", "task": "orpo"}
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak; of the forward if no reference runs between it and the loss."""
-    job = job_of(row)
-    timeline = JobSteps(model_of(row), job, card_of(GPU)).timelines(
-        job.micro_batch_size, job.gradient_accumulation_steps
-    )[0]
-    peaks = timeline.phase_peaks(timeline.live_bytes())
-    phases = {"forward" if job.task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
+    peaks = estimated_peaks(row, GPU)
+    phases = {"forward" if job_of(row).task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
     return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}
 
 

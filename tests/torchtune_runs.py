@@ -6,13 +6,13 @@ live tensors in each phase, in bytes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import card_of
-from tests.trl_runs import GPU, LAYERS, job_of, model_of
+from tests.recorded_runs import add_missing, job_of, model_of, rows_of
+from tests.trl_runs import GPU, LAYERS
 
 RUNS = Path(__file__).parent / "torchtune_runs.jsonl"
 VERSION = "torchtune 0.6.1"
@@ -45,21 +45,17 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return rows_of(RUNS)
 
 
 def main() -> int:
     """Run what the file lacks."""
     from tests.torchtune_trace import TorchtuneRun
 
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"version": VERSION, **case}))
-        if {**row, "peaks": None} in known:
-            continue
-        peaks = TorchtuneRun(model_of(row), job_of(row), card_of(GPU)).go()
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+    def run(row: dict[str, Any]) -> dict[str, int]:
+        return TorchtuneRun(model_of(row), job_of(row), card_of(GPU)).go()
+
+    add_missing(RUNS, ({"version": VERSION, **case} for case in cases()), run)
     return 0
 
 

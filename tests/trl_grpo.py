@@ -6,14 +6,14 @@ phase, in bytes; `python -m tests.trl_grpo FOLDER/trl-1.12.0` takes the package 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import card_of
-from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, TRL, job_of, model_of
+from tests.recorded_runs import add_missing, job_of, model_of, rows_of
+from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS, TRL
 
 RUNS = Path(__file__).parent / "trl_grpo_runs.jsonl"
 SMALL: dict[str, Any] = {
@@ -81,7 +81,7 @@ def cases(loss: str) -> Iterator[dict[str, Any]]:
 
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return rows_of(RUNS)
 
 
 def main() -> int:
@@ -90,15 +90,12 @@ def main() -> int:
     sys.path[:0] = sys.argv[1:]
     from tests.trl_grpo_trace import GrpoRun
 
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases("standard" if version == OLDER else "chunked"):
-        row = json.loads(json.dumps({"trl": version, **case}))
-        if {**row, "peaks": None} in known:
-            continue
+    def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        peaks = GrpoRun(model_of(row), job, card_of(GPU), str(job.task), prompt=job.prompt_length or 0).go()
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+        return GrpoRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0).go()
+
+    own = cases("standard" if version == OLDER else "chunked")
+    add_missing(RUNS, ({"trl": version, **case} for case in own), run)
     return 0
 
 

@@ -6,7 +6,6 @@ phase, in bytes; `python -m tests.trl_runs FOLDER/trl-1.8.0` takes the package o
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.helpers import card_of, spec_of
-from vramplan.inputs.job import Job
-from vramplan.inputs.model_spec import ModelSpec
+from tests.recorded_runs import add_missing, job_of, model_of, rows_of
 from vramplan.inputs.task_rules import NO_REWARD
 
 RUNS = Path(__file__).parent / "trl_runs.jsonl"
@@ -167,19 +165,9 @@ OLDER = {"1.12.0": "liger", "1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "c
 """The loss of each older version."""
 
 
-def job_of(row: dict[str, Any]) -> Job:
-    """The job of a row."""
-    return Job(**{name: tuple(value) if isinstance(value, list) else value for name, value in row["job"].items()})
-
-
-def model_of(row: dict[str, Any]) -> ModelSpec:
-    """The model of a row."""
-    return spec_of(row["model"], **row["config"])
-
-
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return rows_of(RUNS)
 
 
 def main() -> int:
@@ -189,17 +177,14 @@ def main() -> int:
     from tests import trl_trace
     from tests.trl_trace import TrlRun, of_one_kind
 
-    known = [{**row, "peaks": None} for row in recorded()]
-    older = older_kto_cases() if version == KTO else older_cases(OLDER[version]) if version in OLDER else None
-    for case in cases() if older is None else older:
-        row = json.loads(json.dumps({"trl": version, **case}))
-        if {**row, "peaks": None} in known:
-            continue
+    def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        run = TrlRun(model_of(row), job, card_of(GPU), str(job.task), prompt=job.prompt_length or 0, **row["options"])
-        scored = of_one_kind() if version == KTO else trl_trace.num_scored
-        with RUNS.open("a") as file, patch.object(trl_trace, "num_scored", scored):
-            file.write(json.dumps({**row, "peaks": run.go()}) + "\n")
+        with patch.object(trl_trace, "num_scored", of_one_kind() if version == KTO else trl_trace.num_scored):
+            traced = TrlRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"])
+            return traced.go()
+
+    older = older_kto_cases() if version == KTO else older_cases(OLDER[version]) if version in OLDER else None
+    add_missing(RUNS, ({"trl": version, **case} for case in (cases() if older is None else older)), run)
     return 0
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.recorded_runs import add_missing, rows_of
 from tests.trl_runs import LAYERS, TRL
 
 RUNS = Path(__file__).parent / "trl_sharing_runs.jsonl"
@@ -81,7 +82,7 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return rows_of(RUNS)
 
 
 def run(row: dict[str, Any]) -> dict[str, int]:
@@ -104,18 +105,15 @@ def run(row: dict[str, Any]) -> dict[str, int]:
 
 def main() -> int:
     """Run what the file lacks."""
-    known = [{**row, "peaks": None} for row in recorded()]
-    for case in cases():
-        row = json.loads(json.dumps({"trl": TRL, **case}))
-        if {**row, "peaks": None} in known:
-            continue
+
+    def peaks_of(row: dict[str, Any]) -> dict[str, int] | None:
         try:
-            peaks = run(row)
+            return run(row)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(row, error, file=sys.stderr, flush=True)
-            continue
-        with RUNS.open("a") as file:
-            file.write(json.dumps({**row, "peaks": peaks}) + "\n")
+            return None
+
+    add_missing(RUNS, ({"trl": TRL, **case} for case in cases()), peaks_of)
     return 0
 
 

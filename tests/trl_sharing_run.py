@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from tests.trl_runs import job_of, model_of
+from tests.recorded_runs import job_of, model_of
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 

@@ -84,7 +84,7 @@ def verdict(estimate: Estimate, gpu: str, notes: Iterable[str]) -> str:
         + f'<p class="what">{escape(visible(what))}</p>'
         + facts(estimate, (title, *_room(estimate)))
         + f'<pre class="keys">{settings}</pre>'
-        + said(notes)
+        + note_lines(notes)
     )
 
 
@@ -114,7 +114,7 @@ def facts(estimate: Estimate, room: tuple[str, str, str]) -> str:
     return f'<dl class="facts">{texts}</dl>'
 
 
-def said(notes: Iterable[str]) -> str:
+def note_lines(notes: Iterable[str]) -> str:
     """Notes, each in a line of its own."""
     return "".join(f'<p class="note">{escape(sentence(visible(text)))}</p>' for text in notes)
 
@@ -259,11 +259,11 @@ __all__ = [
     "banner",
     "facts",
     "fragment",
+    "note_lines",
     "of_estimate",
     "of_search",
     "pictures",
     "row",
-    "said",
     "section",
     "table",
     "verdict",

@@ -12,7 +12,7 @@ from vramplan.render.fix import summary
 from vramplan.render.python_words import in_python
 from vramplan.render.read_as import read_as
 from vramplan.render.verdict import SIGNS, doubts, need_of_capacity, room
-from vramplan.render.web.answer import Answer, assumptions, banner, facts, pictures, row, said, section, table
+from vramplan.render.web.answer import Answer, assumptions, banner, facts, note_lines, pictures, row, section, table
 from vramplan.units import counted
 from vramplan.visible import visible
 
@@ -31,11 +31,11 @@ def of_check(verdict: Verdict) -> Answer:
     head = banner(estimate, result, words, size, verdict.card.title)
     head += f'<p class="what">{escape(visible(estimate.model))}, read as {escape(visible(read_as(verdict)))}</p>'
     head += facts(estimate, _room(verdict))
-    head += said(map(in_python, [*_cases(verdict), *_evaluation(verdict), *_doubts(verdict)]))
+    head += note_lines(map(in_python, [*_cases(verdict), *_evaluation(verdict), *_doubts(verdict)]))
     if not verdict.case_fits:
         head += "".join(_way_out(title, settings) for title, settings in check.ways_out(verdict))
     notes = [note for note in verdict.reading.notes if note.kind in ("unknown", "warning")]
-    head += said(map(in_python, [*map(_note, notes), *estimate.notes]))
+    head += note_lines(map(in_python, [*map(_note, notes), *estimate.notes]))
     details = _data_set(verdict) + _changes(verdict) + assumptions(estimate, _rest(verdict.reading.notes))
     return Answer(head, pictures(estimate), details)
 
@@ -62,7 +62,7 @@ def of_failure(found: Explanation) -> Answer:
         changes = cause.changes[: out_of_memory.MOST_CHANGES]
         head += _way_out(cause.text[:1].upper() + cause.text[1:], changes)
     if reason := out_of_memory.by_size(found):
-        head += said([reason])
+        head += note_lines([reason])
     if found.verdict is None:
         text = "explain(log, config=...) with the run's configuration finds the tensor and the changes that fit"
         return Answer(f'{head}<p class="cap">{text}</p>', "", "")
