@@ -14,21 +14,22 @@ from tests import trl_trace
 from tests.trl_trace import Setup, TrlRun, ones
 
 
-class Grpo(Setup):
-    """GRPOTrainer with completions from elsewhere."""
+class Completions(Setup):
+    """A trainer of completions from elsewhere."""
 
-    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
-        """The trainer."""
+    def trainer_of(
+        self, trainer: type, config: type, beta: float, model: nn.Module, peft: Any, folder: str, words: Any
+    ) -> Any:
+        """The trainer of TRL with its configuration."""
         from datasets import Dataset
 
-        job = self.job
-        arguments = trl.GRPOConfig(
+        arguments = config(
             **self.arguments(folder),
-            num_generations=job.num_generations,
-            max_completion_length=job.sequence_length - (job.prompt_length or 0),
-            beta=0.04 if job.reference else 0.0,
+            num_generations=self.job.num_generations,
+            max_completion_length=self.job.sequence_length - (self.job.prompt_length or 0),
+            beta=beta,
         )
-        return trl.GRPOTrainer(
+        return trainer(
             model,
             lambda **_: [0.0],
             args=arguments,
@@ -36,6 +37,15 @@ class Grpo(Setup):
             processing_class=words,
             peft_config=peft,
         )
+
+
+class Grpo(Completions):
+    """GRPOTrainer."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        """The trainer."""
+        beta = 0.04 if self.job.reference else 0.0
+        return self.trainer_of(trl.GRPOTrainer, trl.GRPOConfig, beta, model, peft, folder, words)
 
     def batch(self) -> dict[str, torch.Tensor]:
         """A micro-batch of a generation."""
@@ -52,29 +62,14 @@ class Grpo(Setup):
         return made | ({"ref_per_token_logps": torch.zeros(rows, new)} if self.job.reference else {})
 
 
-class Rloo(Setup):
-    """RLOOTrainer with completions from elsewhere."""
+class Rloo(Completions):
+    """RLOOTrainer."""
 
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         """The trainer."""
-        from datasets import Dataset
-
-        job = self.job
-        arguments = trl.RLOOConfig(
-            **self.arguments(folder),
-            num_generations=job.num_generations,
-            max_completion_length=job.sequence_length - (job.prompt_length or 0),
-            beta=0.0 if job.reference == "none" else 0.05,
-        )
+        beta = 0.0 if self.job.reference == "none" else 0.05
         with patch(f"{trl.RLOOTrainer.__module__}.create_model_from_path", lambda *_, **__: reference):
-            return trl.RLOOTrainer(
-                model,
-                lambda **_: [0.0],
-                args=arguments,
-                train_dataset=Dataset.from_list([{"prompt": "w3"}]),
-                processing_class=words,
-                peft_config=peft,
-            )
+            return self.trainer_of(trl.RLOOTrainer, trl.RLOOConfig, beta, model, peft, folder, words)
 
     def batch(self) -> dict[str, torch.Tensor]:
         """A micro-batch of a generation."""
