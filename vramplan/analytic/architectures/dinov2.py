@@ -37,7 +37,7 @@ def classify(forward: ForwardPass, c: Config) -> ModelOutput:
     hidden = encode(forward, c)
     samples, count, width = hidden.shape
     chosen = ops.rows(hidden, 1).view(samples, width)
-    mean = ops.mean_middle(ops.rows(hidden, count - 1 - registers(c)))
+    mean = ops.mean(ops.rows(hidden, count - 1 - registers(c)), 1)
     features = ops.cat(chosen, mean)
     logits = forward.net.linear("classifier", features, num_labels(c, forward.job), True, head=True)
     forward.tape.module = "loss"

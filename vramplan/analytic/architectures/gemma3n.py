@@ -95,7 +95,7 @@ def out_of_streams(net: Modules, c: Config, x: Tensor) -> Tensor:
     net.embedding_locals += [one for one in (target, projected, own) if one is not None]
     net.embedding_locals += streams
     x = ops.stack(streams)
-    return ops.mean_of_stack(x)
+    return ops.mean(x, 0)
 
 
 def first(x: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ from vramplan.analytic.autograd.ops.indexing import (
     gathered,
     join,
     join_rows,
-    mean_middle,
     pad_rows,
     pick,
     pick_rows,
@@ -91,7 +90,7 @@ from vramplan.analytic.autograd.ops.routing import (
     written,
 )
 from vramplan.analytic.autograd.ops.shape import cat, copy, heads_first, part, repeat_heads, sliced, split
-from vramplan.analytic.autograd.ops.statistics import deviation, divide, mean_of_stack, sqrt, stack
+from vramplan.analytic.autograd.ops.statistics import deviation, divide, sqrt, stack
 
 __all__ = [
     "add",
@@ -136,8 +135,6 @@ __all__ = [
     "masked",
     "matmul",
     "mean",
-    "mean_middle",
-    "mean_of_stack",
     "move",
     "mul",
     "mul_in_place",

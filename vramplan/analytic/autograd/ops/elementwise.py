@@ -271,8 +271,8 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     return output(node, tape, x.shape, x.dtype, "masked scores")
 
 
-def mean(x: Tensor) -> Tensor:
-    """``x.mean(-1, keepdim=True)``; its gradient is expanded, then divided into a full tensor."""
+def mean(x: Tensor, dim: int | None = None) -> Tensor:
+    """``x.mean(-1, keepdim=True)``, or ``x.mean(dim)``; its gradient is expanded, then divided into a full tensor."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
@@ -280,7 +280,8 @@ def mean(x: Tensor) -> Tensor:
 
     node = tape.node((x,), backward)
     tape.work(0, x.num_bytes, x.dtype)
-    return output(node, tape, (*x.shape[:-1], 1), x.dtype, "mean")
+    shape = (*x.shape[:-1], 1) if dim is None else (*x.shape[:dim], *x.shape[dim + 1 :])
+    return output(node, tape, shape, x.dtype, "mean")
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:

@@ -79,18 +79,6 @@ def sum_middle(x: Tensor) -> Tensor:
     return output(node, tape, (x.shape[0], *x.shape[2:]), x.dtype, "weighted positions")
 
 
-def mean_middle(x: Tensor) -> Tensor:
-    """``x.mean(1)`` of (N, M, ...); the gradient is divided, for every row of it."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [new_like(tape, like, "gradient of a mean", passes=1)]
-
-    node = tape.node((x,), backward)
-    tape.work(0, x.num_bytes, x.dtype)
-    return output(node, tape, (x.shape[0], *x.shape[2:]), x.dtype, "mean of the rows")
-
-
 def unbind(x: Tensor) -> list[Tensor]:
     """``x.permute(1, 0, ...).unbind(0)``: views of (N, 3, ...); their gradients are stacked, then permuted."""
     tape, like = x.tape, x.like

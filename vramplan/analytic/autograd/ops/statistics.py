@@ -1,10 +1,10 @@
-"""Means, deviations, quotients and stacks."""
+"""Deviations, quotients and stacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.autograd.ops.base import _broadcast, fit, new_like, output, pointwise, promote, to
 
 
@@ -81,15 +81,3 @@ def stack(parts: Sequence[Tensor]) -> Tensor:
     out = output(node, tape, (len(wide), *wide[0].shape), dtype, "stacked")
     tape.work(0, 2 * out.num_bytes, dtype)
     return out
-
-
-def mean_of_stack(x: Tensor) -> Tensor:
-    """``x.mean(dim=0)``; its gradient is expanded, then divided into a full tensor."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [new_like(tape, Like(like.shape, like.dtype), "gradient through mean", passes=1)]
-
-    node = tape.node((x,), backward)
-    tape.work(0, x.num_bytes, x.dtype)
-    return output(node, tape, x.shape[1:], x.dtype, "mean of the stack")
