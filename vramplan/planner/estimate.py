@@ -61,7 +61,7 @@ def estimate(
         trace = tracing()
         traced: Estimate = trace.estimate(spec, trace.settle(spec, full_job), gpu, progress, trust_remote_code)
         return traced
-    return estimator.estimate(spec, full_job, gpu)
+    return estimator.SHARED(spec, full_job, gpu).complete()
 
 
 def estimator_for(
