@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_trl import RECORDED, errors_of, name_of
+from tests.recorded_runs import errors_of
+from tests.test_trl import GPU, RECORDED, name_of
 from vramplan import check, estimate, suggest
 from vramplan.errors import VramplanError
 from vramplan.planner.export import export
@@ -27,7 +28,7 @@ def job_of_command(folder: Path, kind: str, more: str = "--tuner_type lora") -> 
 
 @pytest.mark.parametrize("row", OF_SWIFT[::6], ids=name_of)
 def test_peaks_agree_with_swifts_own_trainers(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= 0.001
+    assert max(errors_of(row, GPU).values()) <= 0.001
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.recorded_runs import errors_of
 from tests.test_swift_tasks import OF_SWIFT
-from tests.test_trl import errors_of, name_of
+from tests.test_trl import GPU, name_of
 from vramplan import check, estimate
 from vramplan.errors import VramplanError
 
@@ -28,13 +29,13 @@ def command(folder: Path, types: str, more: str = LORA, model: str = "Qwen/Qwen3
 
 @pytest.mark.parametrize("row", OF_TYPES[::4], ids=name_of)
 def test_peaks_agree_with_swifts_own_trainers(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= 0.0001
+    assert max(errors_of(row, GPU).values()) <= 0.0001
 
 
 @pytest.mark.full
 def test_all_runs_agree() -> None:
     assert len(OF_TYPES) >= 25
-    assert max(max(errors_of(row).values()) for row in OF_TYPES) <= 0.0001
+    assert max(max(errors_of(row, GPU).values()) for row in OF_TYPES) <= 0.0001
 
 
 INFONCE = {"task": "embedding", "embedding_loss": "multiple_negatives", "joins_texts": True, "batches": "padded"}
