@@ -49,16 +49,17 @@ const until = async (isTrue, what) => {{
 }};
 const answered = () => until(() => !status().textContent || status().classList.contains("bad"), "an answer");
 const head = () => page().getElementById("head").textContent;
+const rounds = () => Number(controls().dataset.round); // how often the page has asked its worker
+const asked = async (act) => {{
+  const before = rounds();
+  act();
+  await until(() => rounds() > before, "a question");
+  await answered();
+}};
 const set = async (name, value) => {{
   const control = controls()[name];
-  let hasChanged = false;
-  const observer = new MutationObserver(() => {{ hasChanged ||= status().textContent !== ""; }});
-  observer.observe(status(), {{ childList: true, characterData: true, subtree: true }});
   control.value = value;
-  control.dispatchEvent(new Event("input", {{ bubbles: true }}));
-  await until(() => hasChanged, `the change of ${{name}}`);
-  observer.disconnect();
-  await answered();
+  await asked(() => control.dispatchEvent(new Event("input", {{ bubbles: true }})));
 }};
 try {{
 {script}

@@ -123,13 +123,9 @@ for (const [name, value] of changes) {
   const line = page().querySelector("#commands pre").textContent.replaceAll("\\\\\\n", "");
   await send({ step: name, line, head: head(), error: status().classList.contains("bad") ? status().textContent : "" });
 }
-frame.contentWindow.history.back();
-await until(() => controls().model.value !== "Qwen/Qwen2.5-0.5B", "the state before");
-await answered();
+await asked(() => frame.contentWindow.history.back());
 await send({ step: "back", model: controls().model.value, address: frame.contentWindow.location.hash });
-frame.contentWindow.history.forward();
-await until(() => controls().model.value === "Qwen/Qwen2.5-0.5B", "the state after");
-await answered();
+await asked(() => frame.contentWindow.history.forward());
 await send({ step: "forward", head: head() });
 """,
     )
@@ -238,18 +234,17 @@ def test_a_model_s_own_file_and_no_other_host(site: Path) -> None:
         site,
         """
 await answered();
-const drop = async (name, text) => {
+const drop = (name, text) => {
   const transfer = new frame.contentWindow.DataTransfer();
   transfer.items.add(new frame.contentWindow.File([text], name));
   page().dispatchEvent(new frame.contentWindow.DragEvent("drop", { dataTransfer: transfer, bubbles: true }));
-  await new Promise((go) => setTimeout(go, 300));
-  await answered();
 };
-await drop("config.json", "{");
+await asked(() => drop("config.json", "{"));
 await send({ step: "broken", error: status().textContent });
-await drop("notes.txt", "x");
+drop("notes.txt", "x");
+await until(() => status().textContent.startsWith("notes.txt"), "what is said of the file");
 await send({ step: "other", error: status().textContent });
-await drop("config.json", CONFIG);
+await asked(() => drop("config.json", CONFIG));
 await send({ step: "own", head: head(), error: status().textContent });
 const hosts = frame.contentWindow.performance.getEntriesByType("resource").map((entry) => new URL(entry.name).origin);
 await send({ step: "hosts", hosts: [...new Set(hosts)], own: location.origin });

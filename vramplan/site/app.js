@@ -124,7 +124,7 @@ function askForShownPlan() {
 }
 
 function update() {
-  rounds++;
+  form.dataset.round = ++rounds; // seen from outside: the page has asked
   for (const part of [...document.querySelectorAll(".matrix tbody tr"), byId("details")]) part.classList.add("old");
   document.querySelectorAll(".matrix .none").forEach((cell) => cell.remove());
   if (form.model.value.trim() === "config.json" && !files["config.json"]) return say("config.json: this browser does not have the file, drop it here", true);
