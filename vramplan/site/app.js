@@ -24,11 +24,11 @@ function value(control) {
   return control.dataset.scale === "power" ? String(Math.round(2 ** Number(control.value))) : control.value.trim();
 }
 
-// A control that has no meaning beside the value of another: any but those it is only for, or 1.
+// A control that has no meaning beside the value of another: any but those it is only for, or 1; nor beside one that has none.
 function isOff(control) {
   const { needs, only } = control.dataset;
   if (!needs) return false;
-  return only ? !only.split(" ").includes(form[needs].value) : form[needs].value === "1";
+  return isOff(form[needs]) || (only ? !only.split(" ").includes(form[needs].value) : form[needs].value === "1");
 }
 
 function flags() {
@@ -36,7 +36,8 @@ function flags() {
   for (const control of form.elements) {
     const { flag } = control.dataset;
     if (!flag || isOff(control) || !value(control)) continue;
-    if (control.dataset.default !== value(control)) words.push(flag, value(control));
+    if (value(control) === "true") words.push(flag);
+    else if (control.dataset.default !== value(control)) words.push(flag, value(control));
   }
   return words;
 }
