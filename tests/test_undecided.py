@@ -108,3 +108,14 @@ def test_each_command_of_a_script(tmp_path: Path) -> None:
     assert f"{script}:2" in done.stdout.replace("\n", "")
     assert "FITS" in done.stdout
     assert "DOES NOT FIT" in done.stdout
+
+
+def test_an_error_names_one_gpu_where_each_holds_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "args = GRPOConfig(output_dir='out', per_device_train_batch_size=6, num_generations=8)\n"
+        "GRPOTrainer(model='Qwen/Qwen2.5-1.5B-Instruct', args=args, reward_funcs=score, train_dataset=data).train()\n"
+    )
+    with pytest.raises(ConfigError, match=r"the 6 completions of a generation \(micro-batch 6 x 1 steps x 1 GPUs\)"):
+        check.check(path, "rtx4090")

@@ -65,7 +65,7 @@ def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> V
     that is not open.
 
     Raises:
-        VramplanError: if it runs on none of these.
+        VramplanError: if it runs on none of these; the error on one GPU where each holds the whole model.
     """
     rows: list[list[Verdict]] = []
     error: VramplanError | None = None
@@ -73,7 +73,8 @@ def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> V
         try:
             rows.append(_lengths(partial(judge, num_gpus=count or None), longest, len(counts) <= len(SEVERAL)))
         except VramplanError as stopped:  # some strategies run on several GPUs alone
-            error = stopped
+            if error is None or counts != SEVERAL:
+                error = stopped
     if not rows:
         assert error is not None
         raise error
