@@ -122,7 +122,7 @@ def text_inputs(job: Job, image: Sequence[ImageTensor] = (), token_types: bool =
     """
     length, pictures = job.sequence_length, job.pictures if image else 0
     names = ["input_ids", "labels"]
-    if job.batches == "packed":
+    if job.joins_samples:
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer" or pictures:
         names.append("attention_mask")

@@ -91,9 +91,14 @@ TASK_RULES = (
         "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
-        lambda job: is_preference(job) and job.batches == "packed" and job.loss != "kept_log_probs",
+        lambda job: is_preference(job) and job.joins_samples and job.loss not in ("kept_log_probs", *CONCATENATED),
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
+    ),
+    Rule(
+        lambda job: job.adds_cross_entropy and job.loss not in CONCATENATED,
+        UNSUPPORTED,
+        "adds_cross_entropy is modelled for {loss=concatenated_states} and concatenated, of TRL 0.15 to 0.28",
     ),
     Rule(
         lambda job: is_preference(job) and job.loop == "plain" and job.loss not in IN_PLAIN_LOOPS,
