@@ -97,4 +97,5 @@ class StepSpec:
 
 def _saved_head(job: Job) -> tuple[str, ...]:
     """The head that PEFT trains as a copy beside the adapters of a reward model."""
-    return ("score",) if job.method != "full" and job.task == "reward" and job.loss != "value_head" else ()
+    is_saved = job.task == "reward" and job.loss not in ("value_head", "kept_log_probs")
+    return ("score",) if job.method != "full" and is_saved else ()

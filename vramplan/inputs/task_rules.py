@@ -111,9 +111,19 @@ TASK_RULES = (
         "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
     ),
     Rule(
-        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo"),
+        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo", "reward"),
         IMPOSSIBLE,
-        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training and {task=dpo}",
+        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training, {task=dpo} and reward",
+    ),
+    Rule(
+        lambda job: (
+            job.loss == "kept_log_probs"
+            and job.task == "reward"
+            and (job.joins_samples or job.quantize != "none" or job.strategy == "zero3")
+        ),
+        UNSUPPORTED,
+        "{batches} {quantize} {strategy} with {task} of OpenRLHF was not compared with a run; use {batches=padded},"
+        " {quantize=none} and {strategy=zero2}",
     ),
     Rule(
         lambda job: job.loss == "kept_log_probs" and job.autocast != "none",
