@@ -1,4 +1,4 @@
-"""OpenRLHF's ``openrlhf.cli.train_sft``, ``train_dpo`` and ``train_rm`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
+"""OpenRLHF's ``train_sft``, ``train_dpo`` and ``train_rm`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
 
 Its loops run DeepSpeed's engine without accelerate: fp32 log-probabilities of whole logits, two groups of weights,
 DeepSpeed's own bucket sizes, and in DPO a second model (trainer/, models/actor.py, utils/deepspeed/). Its other
