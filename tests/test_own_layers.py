@@ -110,3 +110,11 @@ def test_nemo_automodels_own_models(model: str, mib: float) -> None:
     )
     result = estimator.estimate(spec_of(model), job, card_of())
     assert abs(result.peak_allocated_bytes / (mib * MIB) - 1) < 1e-4
+
+
+def test_torchtunes_adapters_leave_embeddings_without_a_gradient() -> None:
+    """Its loop asks for no gradient of the inputs, of which a plain loop's last loss would keep two."""
+    job = Job(method="lora", lora_rank=16, micro_batch_size=2, sequence_length=2048, **TORCHTUNE)
+    other = job.model_copy(update={"loss": "standard"})
+    phases = [estimator.estimate(spec_of("llama-2-7b-hf"), one, card_of("h200")).phases for one in (job, other)]
+    assert phases[1]["optimizer"] - phases[0]["optimizer"] == pytest.approx(2 * 2 * 2048 * 4096 * 2, rel=0.01)
