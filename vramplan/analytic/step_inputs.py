@@ -89,7 +89,7 @@ class StepSpec:
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
-            # modeling_utils.py: activation_checkpointing_enable; torchtune's loops do without, OpenRLHF asks for it always
+            # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF asks for it always
             input_needs_grad=(job.checkpointing == "full" and job.loss not in ("scaled_log_softmax", "sections"))
             or (lora and job.loss == "kept_log_probs"),
         )
