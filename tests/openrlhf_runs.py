@@ -17,11 +17,14 @@ from tests.trl_runs import FAMILIES, FULL, GPU, LAYERS
 
 RUNS = Path(__file__).parent / "openrlhf_runs.jsonl"
 VERSION = "OpenRLHF 0.11.2"
+OF_REWARD = "OpenRLHF 3c3be62"
+"""That of the runs of reward models: the commit of August 2026."""
 OWN: dict[str, Any] = {
     "loss": "kept_log_probs", "loop": "plain", "dtype": "bf16", "autocast": "none", "lora_dtype": "bf16",
     "optimizer": "adamw_torch_fused", "batches": "padded", "sequence_length": 256, "micro_batch_size": 2,
 }  # fmt: skip
 DPO: dict[str, Any] = {"task": "dpo", "reference": "model"}
+REWARD: dict[str, Any] = {"task": "reward"}
 OF_LLAMA: tuple[dict[str, Any], ...] = (
     {"micro_batch_size": 1},
     {"gradient_accumulation_steps": 2},
@@ -42,7 +45,12 @@ def cases() -> Iterator[dict[str, Any]]:
             yield {"model": model, "config": config, "job": {**OWN, **own, **job}}
     for job in OF_LLAMA:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **job}}
-    for job in ({}, DPO):
+    for model, config, own in FAMILIES[:7]:
+        for job in (REWARD, {**REWARD, **FULL}):
+            yield {"model": model, "config": config, "job": {**OWN, **own, **job}}
+    for job in ({"checkpointing": "none"}, {"gradient_accumulation_steps": 2}, {"micro_batch_size": 4, **FULL}):
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **REWARD, **job}}
+    for job in ({}, DPO, REWARD):
         whole = {**OWN, "sequence_length": 2048, **job}
         yield {"model": "llama-3.1-8b", "config": {}, "job": whole}
 
@@ -61,7 +69,10 @@ def main() -> int:
     def run(row: dict[str, Any]) -> dict[str, int]:
         return OpenRlhfRun(classes, model_of(row), job_of(row), card_of(GPU)).go()
 
-    add_missing(RUNS, ({"version": VERSION, **case} for case in cases()), run)
+    def versioned(case: dict[str, Any]) -> dict[str, Any]:
+        return {"version": OF_REWARD if case["job"].get("task") == "reward" else VERSION, **case}
+
+    add_missing(RUNS, map(versioned, cases()), run)
     return 0
 
 

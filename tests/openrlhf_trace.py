@@ -65,13 +65,19 @@ def load(folder: Path) -> SimpleNamespace:
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update({"__path__": [], **values})
         sys.modules[name] = module
-    from openrlhf.models import Actor, DPOLoss, SFTLoss
-    from openrlhf.trainer import dpo_trainer, sft_trainer
+    from openrlhf.models import Actor, DPOLoss, PairWiseLoss, SFTLoss
+    from openrlhf.models.model import _get_reward_model
+    from openrlhf.trainer import dpo_trainer, rm_trainer, sft_trainer
 
     sft_trainer.iter_grad_accum_global_norm = lambda window, *_: ((one, {"batch_num_tokens": 1.0}) for one in window)
     return SimpleNamespace(
-        Actor=Actor, DPOLoss=DPOLoss, SFTLoss=SFTLoss, dpo=dpo_trainer.DPOTrainer, sft=sft_trainer.SFTTrainer
-    )
+        Actor=Actor,
+        reward_class=_get_reward_model,
+        losses={"dpo": lambda: DPOLoss(0.1), "reward": PairWiseLoss, None: SFTLoss},
+        trainers={
+            "dpo": dpo_trainer.DPOTrainer, "reward": rm_trainer.RewardModelTrainer, None: sft_trainer.SFTTrainer
+        },
+    )  # fmt: skip
 
 
 class Numbers(HostReads):
@@ -159,13 +165,15 @@ class OpenRlhfRun:
                 for one in (actor, reference):
                     if one is not None:
                         place(one, tracker)
-                optimizer = optimizers.make(recipe, actor.model, job)
+                whole = actor if job.task == "reward" else actor.model
+                optimizer = optimizers.make(recipe, whole, job)
             trainer = self._trainer(actor, reference, optimizer)
             for one, phase in ((actor, "forward"), (reference, "reference")):
                 if one is not None:
-                    one.model.register_forward_pre_hook(lambda *_, phase=phase: tracker.enter(phase))
-                    one.model.register_forward_hook(lambda *_: tracker.enter("forward"))
-            stack.enter_context(tracker.modules(actor.model))
+                    inner = one if job.task == "reward" else one.model
+                    inner.register_forward_pre_hook(lambda *_, phase=phase: tracker.enter(phase))
+                    inner.register_forward_hook(lambda *_: tracker.enter("forward"))
+            stack.enter_context(tracker.modules(whole))
             stack.enter_context(self.fakes.mode)
             stack.enter_context(tracker)
             trainer.fit(trainer.args)
@@ -175,6 +183,8 @@ class OpenRlhfRun:
     def _actor(self, trains: bool) -> nn.Module:
         job = self.job
         model = from_config(self.spec, job, "meta", False, nullcontext).module
+        if job.task == "reward":
+            model = self._reward_model(model.config)
         if job.method != "full" and trains:
             from peft import LoraConfig, get_peft_model
 
@@ -191,18 +201,28 @@ class OpenRlhfRun:
         if job.checkpointing == "full" and trains:
             model.gradient_checkpointing_enable({"use_reentrant": job.reentrant, "preserve_rng_state": False})
         model.global_steps = 1
+        if job.task == "reward":
+            return model
         actor: nn.Module = self.classes.Actor(model)
         actor.packing_samples = False
         return actor
+
+    def _reward_model(self, config: Any) -> nn.Module:
+        from transformers import AutoModel
+
+        config.normalize_reward = False
+        base = AutoModel._model_mapping[type(config)]
+        with torch.device("meta"):
+            made: nn.Module = self.classes.reward_class(base.__base__, base)(config).to(DTYPES[self.job.dtype])
+        return made
 
     def _trainer(self, actor: nn.Module, reference: nn.Module | None, optimizer: Any) -> Any:
         job, never = self.job, 1 << 30
         ids = (job.micro_batch_size, job.sequence_length)
         batch: tuple[Any, ...] = (OnHost(*ids),) * 3
-        if job.task == "dpo":
+        if job.task is not None:
             batch = ((OnHost(*ids),) * 4) + ([1] * job.micro_batch_size,)
-        kind = self.classes.dpo if job.task == "dpo" else self.classes.sft
-        trainer = object.__new__(kind)
+        trainer = object.__new__(self.classes.trainers[job.task])
         vars(trainer).update(
             model=actor,
             ref_model=reference,
@@ -212,7 +232,9 @@ class OpenRlhfRun:
             tokenizer=SimpleNamespace(pad_token_id=0),
             train_dataloader=Loader([batch] * (STEPS * job.gradient_accumulation_steps)),
             eval_dataloader=None,
-            loss_fn=self.classes.DPOLoss(0.1) if job.task == "dpo" else self.classes.SFTLoss(),
+            loss_fn=self.classes.losses[job.task](),
+            margin_loss=False,
+            compute_fp32_loss=False,
             epochs=1,
             aux_loss=False,
             nll_loss=False,

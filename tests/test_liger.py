@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import cli
-from vramplan.analytic.layers.liger_models import LIGER_MODELS, liger_layers, liger_model
+from tests.helpers import cli, setting_of, spec_of
+from vramplan.analytic.layers.liger_models import LIGER_MODELS, LigerLayers, liger_layers, liger_model
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.frameworks.detect import from_path
 from vramplan.frameworks.liger import liger_fields, liger_pairs
@@ -249,3 +249,19 @@ def test_llama_factory_knows_fewer_models(tmp_path: Path) -> None:
         done = cli("check", str(path), "--gpu", "a100-80gb-sxm", "--json")
         assert ('"loss": "liger"' in done.stdout) is uses
         assert ("Liger is not used for smollm3" in done.stdout) is not uses
+
+
+def test_a_second_model_keeps_its_own_layers() -> None:
+    """The Trainer patches the instance that trains: of the other one the rotary embedding alone is Liger's."""
+    kernels = ("rope", "rms_norm", "swiglu")
+
+    def layers(**settings: Any) -> tuple[LigerLayers, LigerLayers]:
+        job = Job(**{"task": "dpo", "loss": "chunked", "method": "full", "fused_kernels": kernels, **settings})
+        setting, _ = setting_of(spec_of("llama-3.2-1b"), job)
+        return setting.liger, setting.reference_liger
+
+    own, other = layers()
+    assert own.rms_norms
+    assert other == LigerLayers(rope=True)
+    assert layers(method="lora")[0] == layers(method="lora")[1]
+    assert layers(loss="log_softmax")[0] == layers(loss="log_softmax")[1]

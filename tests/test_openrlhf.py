@@ -103,7 +103,8 @@ def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> N
         ("train_sft", "--ds.grad_accum_dtype fp32", "grad_accum_dtype"),
         ("train_dpo", "--ref.offload", "ref.offload"),
         ("train_dpo", "--ds.lora.rank 8 --ds.zero_stage 3", "ZeRO-3"),
-        ("train_rm", "--ds.zero_stage 3", "train_rm"),
+        ("train_rm", "--ds.zero_stage 3", "with train_rm is not modelled yet; ds.zero_stage 2"),
+        ("train_rm", "--ds.packing_samples", "ds.packing_samples"),
         ("train_rm", "--ds.lora.rank 8 --ds.load_in_4bit --ds.adam_offload", "without the optimizer in host memory"),
         ("train_kto", "--ds.lora.rank 8", "train_kto"),
         ("train_ppo_ray", "--train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5", "critic"),
@@ -121,6 +122,22 @@ def test_a_refusal_names_an_estimate_that_runs(program: str, words: str, said: s
     assert "H100" in done.stdout
 
 
+def test_a_reward_model_has_no_logits_and_is_always_evaluated() -> None:
+    line = f"deepspeed --num_gpus 1 --module openrlhf.cli.train_rm --model.model_name_or_path {MODEL}"
+    verdict = check(shlex.split(line), "h100", num_gpus=1)
+    found = verdict.estimate.job
+    assert (found.task, found.loss, found.micro_batch_size, found.sequence_length) == (
+        "reward",
+        "kept_log_probs",
+        1,
+        512,
+    )
+    assert verdict.reading.eval_batch_size == 1
+    whole = estimate(MODEL, "h100", **{**found.settings, "task": "dpo", "reference": "none"})
+    vocabulary = spec_of("qwen2.5-0.5b").config["vocab_size"]
+    assert whole.phases["forward"] - verdict.estimate.phases["forward"] > 2 * 512 * vocabulary * 4
+
+
 def test_changes_are_those_that_its_flags_can_say() -> None:
     line = f"deepspeed --num_gpus 2 --module openrlhf.cli.train_sft --model.model_name_or_path {LARGE}"
     advice = check(shlex.split(line), "rtx4090", num_gpus=2).advice
@@ -134,7 +151,8 @@ def test_changes_are_those_that_its_flags_can_say() -> None:
         ("llama-3.2-1b", {"loop": "trainer"}, "loop=plain"),
         ("llama-3.2-1b", {"autocast": "bf16"}, "autocast=none"),
         ("llama-3.2-1b", {"strategy": "fsdp", "num_gpus": 2}, "strategy=zero2"),
-        ("llama-3.2-1b", {"task": "reward"}, "no meaning"),
+        ("llama-3.2-1b", {"task": "kto"}, "no meaning"),
+        ("llama-3.2-1b", {"task": "reward", "strategy": "zero3"}, "use batches=padded"),
         ("mixtral-8x7b-v0.1", {}, "experts"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.helpers import card_of, spec_of
 from vramplan.analytic import estimator
+from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
@@ -110,3 +113,15 @@ def test_nemo_automodels_own_models(model: str, mib: float) -> None:
     )
     result = estimator.estimate(spec_of(model), job, card_of())
     assert abs(result.peak_allocated_bytes / (mib * MIB) - 1) < 1e-4
+
+
+def test_torchtunes_adapters_leave_embeddings_without_a_gradient() -> None:
+    """Its loop asks for no gradient of the inputs, of which a plain loop's last loss would keep two."""
+    job = Job(method="lora", lora_rank=16, micro_batch_size=2, sequence_length=2048, **TORCHTUNE)
+    spec, card = spec_of("llama-2-7b-hf"), card_of("h200")
+    without = estimator.estimate(spec, job, card).phases
+    training = StepSpec.training
+    with patch.object(StepSpec, "training", lambda self: replace(training(self), input_needs_grad=True)):
+        asked = estimator.estimate(spec, job.model_copy(update={"lora_dropout": 1e-9}), card).phases
+    assert asked["optimizer"] - without["optimizer"] >= 2 * 2 * 2048 * 4096 * 2
+    assert asked["backward"] >= without["backward"]

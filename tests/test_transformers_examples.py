@@ -48,7 +48,15 @@ def test_scripts_are_read(tmp_path: Path, words: str, expected: dict[str, Any]) 
     [
         ("run_mlm.py --model_name_or_path gpt2", "AutoModelForMaskedLM.*run_clm.py trains it"),
         ("run_summarization.py --model_name_or_path google-bert/bert-base-uncased", "run_mlm.py trains it"),
-        ("run_qa.py --model_name_or_path google-bert/bert-base-uncased", "--task token_classification"),
+        (
+            "run_qa.py --model_name_or_path google-bert/bert-base-uncased",
+            "vramplan estimate google-bert/bert-base-uncased --gpu .* --task token_classification",
+        ),
+        ("run_qa.py --model_name_or_path=a/b", "vramplan estimate a/b --gpu"),
+        ("run_qa.py --model_name_or_path $MODEL", "vramplan estimate MODEL --gpu"),
+        ("run_clm.py --model_name_or_path google-bert/bert-base-uncased", "read both ways.*run_mlm.py trains it"),
+        ("run_clm.py --model_name_or_path answerdotai/ModernBERT-base", "no causal language model; run_mlm.py"),
+        ("run_clm.py --model_name_or_path google-t5/t5-small", "type t5, which is no causal language model$"),
         ("run_swag.py --model_name_or_path google-bert/bert-base-uncased", "choices times samples"),
         ("run_image_classification.py --model_name_or_path a", "vit-base-patch16-224-in21k"),
         ("run_speech_recognition_seq2seq.py --model_name_or_path a", "whisper-small"),

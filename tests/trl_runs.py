@@ -6,6 +6,7 @@ phase, in bytes; `python -m tests.trl_runs FOLDER/trl-1.8.0` takes the package o
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,30 @@ def older_cases(loss: str) -> Iterator[dict[str, Any]]:
         }
 
 
+def concatenated_cases() -> Iterator[dict[str, Any]]:
+    """Runs of DPO of 0.19 to 0.28 with a cross-entropy of the chosen answers, and with all answers in one row."""
+    own = {**SMALL, "task": "dpo", "loss": "concatenated_states"}
+    rpo, joined = {"rpo_alpha": 1.0}, {"padding_free": True}
+    sft = {"loss_type": ["sigmoid", "sft"]}
+    for model, config, settings in FAMILIES[:5]:
+        for job in ({}, FULL):
+            base = {**own, **settings, **job}
+            yield {"model": model, "config": config, "job": {**base, "adds_cross_entropy": True}, "options": rpo}
+            yield {"model": model, "config": config, "job": {**base, "batches": "flattened"}, "options": joined}
+    more: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"adds_cross_entropy": True, "autocast": "none"}, rpo),
+        ({"adds_cross_entropy": True, "micro_batch_size": 1, "checkpointing": "none"}, rpo),
+        ({"adds_cross_entropy": True, "micro_batch_size": 4, "prompt_length": 100}, sft),
+        ({"batches": "flattened", "micro_batch_size": 4, "prompt_length": 100}, joined),
+        ({"batches": "packed", "attention": "flash"}, joined),
+        ({"batches": "packed", "attention": "flash", "autocast": "none", "micro_batch_size": 1}, joined),
+        ({"batches": "flattened", "adds_cross_entropy": True, "checkpointing": "none"}, {**joined, **rpo}),
+        ({"batches": "flattened", "adds_cross_entropy": True, "micro_batch_size": 1}, {**joined, **rpo}),
+    ]
+    for job, options in more:
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": options}
+
+
 def older_kto_cases() -> Iterator[dict[str, Any]]:
     """Runs of KTO by whole logits."""
     own = {**SMALL, "task": "kto", "loss": "standard"}
@@ -175,15 +200,20 @@ def main() -> int:
     version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
     sys.path[:0] = sys.argv[1:]
     from tests import trl_trace
-    from tests.trl_trace import TrlRun, of_one_kind
+    from tests.trl_trace import TrlRun, in_one_row, of_one_kind
 
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        with patch.object(trl_trace, "num_scored", of_one_kind() if version == KTO else trl_trace.num_scored):
+        scored = of_one_kind() if version == KTO else trl_trace.num_scored
+        if job.joins_samples:
+            scored = in_one_row(2 * job.micro_batch_size)
+        with patch.object(trl_trace, "num_scored", scored):
             traced = TrlRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"])
             return traced.go()
 
     older = older_kto_cases() if version == KTO else older_cases(OLDER[version]) if version in OLDER else None
+    if version == "0.28.0":
+        older = itertools.chain(older or (), concatenated_cases())
     add_missing(RUNS, ({"trl": version, **case} for case in (cases() if older is None else older)), run)
     return 0
 

@@ -53,6 +53,17 @@ def of_one_kind() -> Callable[[Sequence[int], int], int]:
     return scored
 
 
+def in_one_row(rows: int) -> Callable[[Sequence[int], int], int]:
+    """The same where `rows` answers share one row (padding_free): the mask of all rows selects what is no padding."""
+
+    def scored(shape: Sequence[int], answer_tokens: int) -> int:
+        if len(shape) == 1:  # of chosen answers, then of rejected ones
+            return rows // 2 * answer_tokens
+        return prod(shape) if shape[0] > 1 else rows * answer_tokens
+
+    return scored
+
+
 class MaskFakes(Fakes):
     """Fake tensors of which masks select the tokens of the answers."""
 
@@ -124,6 +135,8 @@ class Answers(HostReads):
         if func is aten._local_scalar_dense.default and _called_by_trl():
             if args[0].dtype is torch.bool:
                 return not _called_by_trl("flush_left")  # no column is empty
+            if self.job.joins_samples and _called_by_trl("concatenated_forward"):  # where rejected answers begin
+                return self.job.micro_batch_size * self.job.sequence_length
             if _called_by_trl("prepare_logits_to_keep"):  # ms-swift's: the place of the first answer's first token
                 return self.job.sequence_length - self.answer_tokens
             return 1.0 if args[0].is_floating_point() else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.forward_pass import ForwardPass
@@ -37,7 +38,10 @@ def make_batch(tape: Tape, spec: StepSpec, phase: str, samples: int, steps: int 
         batch = {}
         for one in spec.inputs:
             label = one.name.replace("_", " ") + ("" if one.name in images else suffix)
-            batch[one.name] = tape.empty(one.batched(samples), one.dtype, label, "activation")
+            shape = one.batched(samples)
+            if spec.job.batches == "flattened" and spec.job.task is None:
+                shape = (1, prod(shape))
+            batch[one.name] = tape.empty(shape, one.dtype, label, "activation")
         return batch
 
     inputs, waiting = made(samples), {}

@@ -66,6 +66,18 @@ class StepSpec:
         """The pattern by which PEFT adapts stacked experts (:mod:`vramplan.analytic.layers.moe_peft`)."""
         return "" if self.linear_experts else self.architecture.peft_experts
 
+    @property
+    def reference_liger(self) -> LigerLayers:
+        """The layers of the reference that Liger's kernels compute: of a second model the rotary embedding alone.
+
+        The Trainer patches the instance that trains (transformers 5.23, trainer.py: train; integrations/liger.py), when
+        the trainer has loaded the second one (trl 1.16, trainer/dpo_trainer.py: ref_model); Liger replaces functions of
+        the module for both, and layers in that instance (liger-kernel 0.8.5, monkey_patch.py). LLaMA-Factory and
+        OpenRLHF patch the classes before they load either.
+        """
+        is_instance = self.job.loop == "trainer" and self.job.loss != "log_softmax"
+        return LigerLayers(rope=self.liger.rope) if self.job.loads_reference and is_instance else self.liger
+
     def training(self) -> WeightConfig:
         """The weights that exist, their dtypes, and those that train."""
         job = self.job
@@ -90,11 +102,12 @@ class StepSpec:
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
             # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF asks for it always
-            input_needs_grad=(job.checkpointing == "full" and job.loss != "scaled_log_softmax")
+            input_needs_grad=(job.checkpointing == "full" and job.loss not in ("scaled_log_softmax", "sections"))
             or (lora and job.loss == "kept_log_probs"),
         )
 
 
 def _saved_head(job: Job) -> tuple[str, ...]:
     """The head that PEFT trains as a copy beside the adapters of a reward model."""
-    return ("score",) if job.method != "full" and job.task == "reward" and job.loss != "value_head" else ()
+    is_saved = job.task == "reward" and job.loss not in ("value_head", "kept_log_probs")
+    return ("score",) if job.method != "full" and is_saved else ()

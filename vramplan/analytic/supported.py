@@ -69,7 +69,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         )
     check_shared(spec, model, job)
     check_kept_keys(spec, model, job)
-    if job.task == "reward" and job.loss != "value_head" and spec.model_type in NO_REWARD:
+    if job.task == "reward" and job.loss == "standard" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
             " (ForSequenceClassification)"

@@ -19,7 +19,7 @@ from vramplan.inputs.task_rules import drops_nothing
 
 def new_modules(setting: StepSpec) -> Modules:
     """The modules of a step on an empty tape."""
-    net = Modules(Tape(), setting.training(), setting.liger)
+    net = Modules(Tape(), setting.training(), setting.liger, setting.reference_liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
     net.tape.drops = not drops_nothing(job)
@@ -120,8 +120,12 @@ def simulate_evaluation(setting: StepSpec) -> StepRecord:
 
 
 def simulate_scoring(setting: StepSpec) -> StepRecord:
-    """The record of what GRPO scores without gradients: the log-probabilities of a micro-batch of completions."""
+    """The record of what GRPO scores without gradients: the log-probabilities of a micro-batch of completions.
+
+    Where a second model scores too, it is that one's, whose layers Liger leaves.
+    """
     net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
+    net.liger = net.reference_liger
     tape, job = net.tape, setting.job
     with tape.no_grad():
         batch = make_batch(tape, setting, "scoring", job.micro_batch_size)

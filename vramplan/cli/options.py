@@ -187,7 +187,7 @@ JOB_FLAGS = {
     "projector": _choice(
         "projector", METHOD, "The layers from the vision tower to the language model, the same (frozen)."
     ),
-    "batches": _choice("batches", DATA, "unpadded, padded or packed samples (unpadded)."),
+    "batches": _choice("batches", DATA, "unpadded, padded, packed or flattened samples (unpadded)."),
     "checkpointing": _choice("checkpointing", SAVERS, "Activation checkpointing: full or none (full)."),
     "attention": _choice("attention", SAVERS, "sdpa, flash or eager (sdpa)."),
     "loss": _choice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.readers import trl_trainers
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS
-from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.settings import ConfigValue, is_unknown
 from vramplan.frameworks.token_keys import budget_in, budget_in_words, describe_budget
 
 TRAINER_KEYS = frozenset({"output_dir", "per_device_train_batch_size", "model_name_or_path"})
@@ -170,7 +171,18 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
             ):
                 if budget := budget_in_words(words):
                     raise UnsupportedError(f"{where}: {word}: {describe_budget(budget)}")
-                raise UnsupportedError(f"{where}: {word}: {title} is not read yet; {NEAREST.get(start, ONE_JOB)}")
+                nearest = NEAREST.get(start, ONE_JOB).replace("MODEL", _model_in(words))
+                raise UnsupportedError(f"{where}: {word}: {title} is not read yet; {nearest}")
+
+
+def _model_in(words: Sequence[str]) -> str:
+    """The model that a command's flag names; MODEL if none does, or only a run would tell."""
+    for number, word in enumerate(words):
+        flag, mark, value = word.partition("=")
+        if flag == "--model_name_or_path":
+            named = value if mark else next(iter(words[number + 1 :]), "")
+            return "MODEL" if not named or named.startswith("-") or is_unknown(named) else shlex.quote(named)
+    return "MODEL"
 
 
 def refuse_unread_budget(words: Sequence[str], where: str) -> None:

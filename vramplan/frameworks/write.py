@@ -72,7 +72,7 @@ def changed_fields(writer: Writer, job: Job, read_back: Job) -> list[str]:
             changed.append(path)
     if job.quantize == "int8" and job.checkpointing == "full" and job.reentrant != read_back.reentrant:
         changed.append("reentrant")
-    if writer.writes_whole_job and (job.batches == "packed") != (read_back.batches == "packed"):
+    if writer.writes_whole_job and job.joins_samples != read_back.joins_samples:
         changed.append("batches")
     return changed
 

@@ -10,6 +10,13 @@ SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims
 SCORED = ("cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive")
 """Losses of pairs with a score."""
 
+IN_BATCH = {
+    "multiple_negatives": "CachedMultipleNegativesRankingLoss",
+    "symmetric": "CachedMultipleNegativesSymmetricRankingLoss",
+}
+"""Losses that take the other samples of a micro-batch as negatives -> the loss of sentence-transformers that has the
+same negatives and runs a part of them at a time."""
+
 
 def pooling_of(job: Job, reads_both_ways: bool) -> Pooling:
     """How a text's states become one vector; a decoder's last token alone has read all others."""

@@ -34,9 +34,9 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
             raise UnsupportedError(
                 f"{spec.name}: {name} is not supported; {spec.model_type} models are trained as {samples.model_class}"
             )
-    if job.batches == "packed":
+    if job.joins_samples:
         raise ConfigError(
-            f"{setting('batches', 'packed')}: only causal language models take several samples in one row, not"
+            f"{setting('batches', job.batches)}: only causal language models take several samples in one row, not"
             f" {spec.name}"
         )
     if job.loss != "standard":

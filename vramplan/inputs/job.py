@@ -16,7 +16,7 @@ QuantStorage = Literal["uint8", "bf16", "fp16", "fp32"]
 Autocast = Literal["none", "bf16", "fp16"]
 EXPANDABLE_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 """The environment variable with which PyTorch's allocator joins blocks of different sizes."""
-Batches = Literal["unpadded", "padded", "packed"]
+Batches = Literal["unpadded", "padded", "packed", "flattened"]
 Checkpointing = Literal["none", "full"]
 Attention = Literal["sdpa", "flash", "eager"]
 MixerKernels = Literal["torch", "packages"]
@@ -264,6 +264,9 @@ class Job(Record):
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
+    adds_cross_entropy: bool = False
+    """`task` dpo with `loss` concatenated or concatenated_states: whether the cross-entropy of the chosen answers is
+    part of the loss (``rpo_alpha``, or ``sft`` among the loss types)."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
@@ -352,7 +355,8 @@ class Job(Record):
     projector: Part = "frozen"
     """The same for the projector from the vision tower to the language model."""
     batches: Batches = "unpadded"
-    """unpadded: equally long samples, no mask; padded: a mask with padding; packed: several samples in one row."""
+    """unpadded: equally long samples, no mask; padded: a mask with padding; packed: several samples in one row;
+    flattened: all samples of a micro-batch in one row (`padding_free`), whose mask SDPA and eager attention hold."""
     micro_batch_size: int = field(default=1, gt=0, le=MAX_COUNT)
     """Samples that one device takes in one forward."""
     gradient_accumulation_steps: int = field(default=1, gt=0, le=MAX_COUNT)
@@ -382,7 +386,7 @@ class Job(Record):
     ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
     torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
     reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
-    model with a value head."""
+    model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""
@@ -412,6 +416,11 @@ class Job(Record):
     def pictures(self) -> int:
         """Images, or videos, in each sample."""
         return self.images or self.videos
+
+    @property
+    def joins_samples(self) -> bool:
+        """Whether several samples share a row, in which positions begin again with each."""
+        return self.batches in ("packed", "flattened")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def text_inputs(job: Job, image: Sequence[ImageTensor] = (), token_types: bool =
     """
     length, pictures = job.sequence_length, job.pictures if image else 0
     names = ["input_ids", "labels"]
-    if job.batches == "packed":
+    if job.joins_samples:
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer" or pictures:
         names.append("attention_mask")
@@ -332,6 +332,8 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
     found, names = inputs_of(spec.model_type, job.task, spec.name), CLASS_NAMES.get(spec.model_type)
     if job.loss == "value_head":
         return "a causal language model with a value head"
+    if job.task == "reward" and job.loss == "kept_log_probs":
+        return "a language model without its head, with a number for each token"
     if job.task == "reward" and names is not None:
         return f"{class_of(spec.model_type, job.task, spec.name)} with 1 label"
     if found is None:

@@ -97,7 +97,7 @@ ROLLOUT_RULES = (
         " {loss=chunked}",
     ),
     Rule(
-        lambda job: generates(job) and job.batches == "packed",
+        lambda job: generates(job) and job.joins_samples,
         UNSUPPORTED,
         "{batches} with {task}: TRL pads completions; use {batches=padded}",
     ),

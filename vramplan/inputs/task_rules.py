@@ -91,9 +91,14 @@ TASK_RULES = (
         "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
-        lambda job: is_preference(job) and job.batches == "packed" and job.loss != "kept_log_probs",
+        lambda job: is_preference(job) and job.joins_samples and job.loss not in ("kept_log_probs", *CONCATENATED),
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
+    ),
+    Rule(
+        lambda job: job.adds_cross_entropy and job.loss not in CONCATENATED,
+        UNSUPPORTED,
+        "adds_cross_entropy is modelled for {loss=concatenated_states} and concatenated, of TRL 0.15 to 0.28",
     ),
     Rule(
         lambda job: is_preference(job) and job.loop == "plain" and job.loss not in IN_PLAIN_LOOPS,
@@ -106,9 +111,19 @@ TASK_RULES = (
         "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
     ),
     Rule(
-        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo"),
+        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo", "reward"),
         IMPOSSIBLE,
-        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training and {task=dpo}",
+        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training, {task=dpo} and reward",
+    ),
+    Rule(
+        lambda job: (
+            job.loss == "kept_log_probs"
+            and job.task == "reward"
+            and (job.joins_samples or job.quantize != "none" or job.strategy == "zero3")
+        ),
+        UNSUPPORTED,
+        "{batches} {quantize} {strategy} with {task} of OpenRLHF was not compared with a run; use {batches=padded},"
+        " {quantize=none} and {strategy=zero2}",
     ),
     Rule(
         lambda job: job.loss == "kept_log_probs" and job.autocast != "none",

@@ -52,6 +52,17 @@ LOOP_RULES = (
         UNSUPPORTED,
         "keeps_outputs is modelled for {loop=plain}, {strategy=ddp} and {loss=standard}",
     ),
+    Rule(
+        lambda job: job.batches == "flattened" and job.attention == "flash",
+        IMPOSSIBLE,
+        "{batches} with {attention}: FlashAttention holds no mask, and one row needs what several do; use"
+        " {batches=packed}",
+    ),
+    Rule(
+        lambda job: job.batches == "flattened" and job.pictures > 0,
+        UNSUPPORTED,
+        "{batches} with images is not modelled yet; TRL stops at padding_free with them; use {batches=padded}",
+    ),
 )
 STRATEGY_RULES = (
     Rule(

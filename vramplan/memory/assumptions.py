@@ -112,6 +112,8 @@ def _describe_task(job: Job) -> str:
         return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference_source]}; "
     if job.loss == "value_head":
         return "reward model (a value head beside all logits) as LLaMA-Factory trains it on pairs; "
+    if job.task == "reward" and job.loss == "kept_log_probs":
+        return "reward model (a number for each token) as OpenRLHF trains it on pairs; "
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):

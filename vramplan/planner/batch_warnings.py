@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vramplan.inputs.embedding import IN_BATCH
 from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.search_result import Plan
@@ -24,7 +25,24 @@ LEAST_LAW_TOKENS, MOST_LAW_TOKENS = 1.7e9, 24e9
 
 def batch_warnings(plan: Plan | None) -> list[str]:
     """Warnings about a plan's batch; none without a plan."""
-    return [] if plan is None else [*_accumulation(plan)]
+    if plan is None:
+        return []
+    micro, steps = plan.micro_batch_size, plan.gradient_accumulation_steps
+    return [*_accumulation(plan), *fewer_negatives(plan.estimate.job, micro, micro * steps)]
+
+
+def fewer_negatives(job: Job, micro_batch_size: int, other: int) -> list[str]:
+    """What a contrastive loss loses if a micro-batch has `micro_batch_size` samples and not as many as `other`.
+
+    (sentence-transformers 6.2, losses/multiple_negatives_ranking.py: the other samples of a forward are the negatives.)
+    """
+    if job.task != "embedding" or job.embedding_loss not in IN_BATCH or micro_batch_size >= other:
+        return []
+    kept = "" if job.joins_texts else f"; {IN_BATCH[job.embedding_loss]} keeps them, a mini_batch_size at a time"
+    return [
+        f"{micro_batch_size} samples of a micro-batch are each other's negatives, not {other}: accumulation adds none,"
+        f" and fewer negatives train another model{kept}"
+    ]
 
 
 def batch_guidance(plan: Plan | None) -> list[str]:

@@ -37,6 +37,7 @@ from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits, undecided
+from vramplan.planner.batch_warnings import fewer_negatives
 from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_changes, reserve_headroom
 from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
@@ -123,6 +124,12 @@ class Verdict(Result):
     def case_fits(self) -> bool:
         """The same for the case that this verdict is of."""
         return self.trains and self.free_bytes >= self.spare_bytes
+
+    @property
+    def plan_warnings(self) -> list[str]:
+        """What the smaller micro-batch of `plan` changes beside memory."""
+        job = self.estimate.job
+        return [] if self.plan is None else fewer_negatives(job, self.plan.micro_batch_size, job.micro_batch_size)
 
     @property
     def depends(self) -> bool:

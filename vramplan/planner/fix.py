@@ -21,7 +21,7 @@ from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.edit import command, config_file
 from vramplan.frameworks.nearest import on_gpu
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
-from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.settings import ConfigValue, Note
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH
@@ -29,6 +29,7 @@ from vramplan.inputs.load import load_gpu, load_named_model
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
+from vramplan.planner.batch_warnings import fewer_negatives
 from vramplan.planner.check import Verdict
 from vramplan.planner.levers import ADAPTERS, NEVER, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
@@ -149,7 +150,7 @@ class _Candidates:
             if verdict.fits or not verdict.cases:
                 return verdict
             length, why = verdict.estimate.job.sequence_length, "the longest that fits"
-            if not verdict.depends:
+            if length < undecided.LENGTHS[0] or not verdict.depends:
                 length, why = DEFAULT_SEQUENCE_LENGTH, "not even 1,024 fit as it is"
             if not self._require({"sequence_length": length}, why):
                 raise ConfigError(
@@ -195,6 +196,10 @@ class _Candidates:
         updates = self._relaxed(levers)
         after = self.verdict_with(updates)
         assert after is not None
+        lost = fewer_negatives(
+            after.estimate.job, after.estimate.job.micro_batch_size, self.first.estimate.job.micro_batch_size
+        )
+        after.reading.notes += [Note("warning", "", text) for text in lost]
         words = self._without_defaults(self._words(updates), after.reading.job)
         return Fix(self._edited(words), self._changes(words, levers, updates), self.first, after, least_need)
 

@@ -122,7 +122,8 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     elif "sequence_length" not in job:
         job["sequence_length"] = length = longest_sample(spec)
         name = str(config.names.get("sequence_length", ""))
-        config.notes.insert(0, Note("warning", name, f"is not set: a sample may have {length:,} tokens, which decides"))
+        taken = f"is not set: {length:,} tokens, the most that the model takes, are taken; the data set decides"
+        config.notes.insert(0, Note("warning", name, taken))
     if job.get("videos"):
         job |= video_sampling.settled(spec, config.video_sampling, job, config.notes)
     elif takes_images:

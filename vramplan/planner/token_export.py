@@ -37,7 +37,7 @@ def export_tokens(
     job = job_of(budget)
     first = written_as(framework, model, job)
     as_read = Job(**first.settings)
-    if as_read.batches != "packed":
+    if not as_read.joins_samples:
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: it takes these settings as {as_read.batches} samples, not as"
             f" packed rows; use {setting('global_batch')} there"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Tokens of the longest sample that are estimated if a configuration does not limit them."""
+SHORTER = (512, 256, 128)
+"""The same where none of these fits."""
 GPU_COUNTS = (1, 2, 4, 8)
 """GPUs that are estimated if a configuration divides the model over as many as there are."""
 SEVERAL = (1, 2)
@@ -80,7 +82,12 @@ def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> V
         raise error
     verdicts = [verdict for row in rows for verdict in row]
     fitting = [verdict for row in rows for verdict in reversed(row) if verdict.fits]
-    candidates = rows[0] if counts == SEVERAL else verdicts
+    usual = min(LENGTHS[0], longest or 0)
+    candidates = [
+        verdict
+        for verdict in (rows[0] if counts == SEVERAL else verdicts)
+        if verdict.estimate.job.sequence_length >= usual
+    ]
     main = fitting[0] if fitting else min(candidates, key=lambda verdict: verdict.need_bytes)
     return replace(main, cases=tuple(map(_case, verdicts)))
 
@@ -89,6 +96,28 @@ def _lengths(judge: Callable[[int | None], Verdict], longest: int | None, search
     """Verdicts by length, shortest first, up to the first that does not fit; with the longest that fits if `search`."""
     if longest is None:
         return [judge(None)]
+    verdicts = _from_usual(judge, longest, search)
+    return verdicts if verdicts[0].fits else [*_shorter(judge, verdicts[0], search), *verdicts]
+
+
+def _shorter(judge: Callable[[int | None], Verdict], first: Verdict, search: bool) -> list[Verdict]:
+    """Verdicts of lengths below one that does not fit, shortest first: down to one that does, or all of them."""
+    high = first.estimate.job.sequence_length
+    verdicts: list[Verdict] = []
+    for length in [length for length in SHORTER if length < high]:
+        try:
+            verdict = judge(length)
+        except VramplanError:  # shorter than its images, or than its completion
+            break
+        if verdict.fits:
+            most = bisect_largest(length, high, lambda tokens: judge(tokens).fits, step=LENGTH_STEP) if search else 0
+            return [verdict, *([judge(most)] if most > length else []), *verdicts]
+        high = length
+        verdicts.insert(0, verdict)
+    return verdicts
+
+
+def _from_usual(judge: Callable[[int | None], Verdict], longest: int, search: bool) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for length in [*(length for length in LENGTHS if length < longest), longest]:
         try:

@@ -177,7 +177,8 @@ def _rests_on(verdict: Verdict) -> list[str]:
     lengths = {case.sequence_length for case in verdict.cases}
     if len(lengths) > 1 or job.batches == "packed":
         return []
-    return [f"counts samples of {job.sequence_length:,} tokens, the limit; --dataset FILE counts yours"]
+    source = "the limit" if "sequence_length" in verdict.reading.job else "a length that no setting says"
+    return [f"counts samples of {job.sequence_length:,} tokens, {source}; --dataset FILE counts yours"]
 
 
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
@@ -203,7 +204,11 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         size = gib(plan.estimate.device_total_bytes)
         settings = config.say(batch)
         settings = ["  ".join(settings)] if verdict.advice else settings  # there is a second way
-        ways.append((f"Same global batch, fits at {size} GiB", settings))
+        job = verdict.estimate.job
+        several = len({case.sequence_length for case in verdict.cases}) > 1
+        at_length = f" with {job.sequence_length:,} tokens" if several else ""
+        ways.append((f"Same global batch, fits at {size} GiB{at_length}", settings))
+        ways += [(f"But {text}", []) for text in verdict.plan_warnings]
         for change in verdict.advice[:1]:
             need, words = gib(change.device_total_bytes), "  ".join(change.settings)
             ways.append((f"Or free, {need} GiB at micro-batch {change.micro_batch_size}: {words}", []))

@@ -135,7 +135,7 @@ def length(job: Job, texts: Sequence[str]) -> str:
     if job.lengths is not None:
         shortest = min(min(job.lengths), job.sequence_length)
         return f"{shortest:,} to {job.sequence_length:,} tokens"
-    packed = "packed to " if job.batches == "packed" else "padded to " if job.batches == "padded" else ""
+    packed = {"packed": "packed to ", "padded": "padded to ", "flattened": "flattened, "}.get(job.batches, "")
     return f"{packed}{job.sequence_length:,} tokens"
 
 

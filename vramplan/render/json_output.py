@@ -288,6 +288,7 @@ def verdict(verdict: Verdict) -> types.CheckData:
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         },
+        "plan_warnings": verdict.plan_warnings,
         "eval_batch_size": verdict.eval_batch_size,
         "advice": [
             {

@@ -406,6 +406,8 @@ class CheckData(Exact):
     notes: list[NoteData]
     plan: BatchData | None
     """Another micro-batch at the same global batch that fits."""
+    plan_warnings: list[str]
+    """What that micro-batch changes beside memory."""
     eval_batch_size: int | None
     advice: list[CounselData]
     dataset: DatasetData | None

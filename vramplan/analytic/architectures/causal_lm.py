@@ -195,9 +195,9 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
             ctx.past[True] = min(forward.past, window - 1)
     elif fills_cache(forward) and not (tape.training and job.checkpointing == "full"):
         ctx.cache = net.cache
-    packed = job.batches == "packed"
+    has_positions = "position_ids" in forward.inputs
     places = (1 if forward.past is None else batch, length)
-    ctx.positions = forward.inputs["position_ids"] if packed else tape.empty(places, "int64", "position ids")
+    ctx.positions = forward.inputs["position_ids"] if has_positions else tape.empty(places, "int64", "position ids")
     if job.batches == "padded" and any(kind.recurrent for kind in kinds):  # create_recurrent_attention_mask
         ctx.row_mask = forward.inputs["attention_mask"].view(batch, length, 1)
     for sliding in slides_of(kinds):
@@ -220,7 +220,7 @@ def add_rotary_tables(forward: ForwardPass, c: Config, x: Tensor, ctx: Context, 
         gpu = forward.placement.rotary
         taken = ops.move(x, gpu), None if ctx.positions is None else ops.move(ctx.positions, gpu)
         # generate makes positions of each row's mask
-        rows = batch if job.batches == "packed" or rotary.per_row or forward.past is not None else 1
+        rows = batch if "position_ids" in forward.inputs or rotary.per_row or forward.past is not None else 1
         for sliding in slides_of(kinds):
             if ctx.cos and not rotary.per_kind:
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))
@@ -238,7 +238,7 @@ def add_rotary_tables(forward: ForwardPass, c: Config, x: Tensor, ctx: Context, 
 
 def fills_cache(forward: ForwardPass) -> bool:
     """Whether `use_cache` is on: the Trainer switches it off, but in the outer configuration alone."""
-    if forward.job.keeps_outputs and forward.job.batches != "packed":
+    if forward.job.keeps_outputs and not forward.job.joins_samples:
         return True
     return forward.vision is not None and forward.vision.tower.fills_cache
 
@@ -249,7 +249,7 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     if job.attention == "flash":
         return None
     window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
-    packed = job.batches == "packed" and decoder.positions_in_mask
+    packed = job.joins_samples and decoder.positions_in_mask
     parts = MaskParts(
         True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
     )

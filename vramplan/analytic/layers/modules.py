@@ -69,6 +69,8 @@ class Modules:
     training: WeightConfig
     liger: LigerLayers = LigerLayers()
     """The layers that Liger's kernels compute."""
+    reference_liger: LigerLayers = LigerLayers()
+    """The same of the reference."""
     embedded: Parameter | None = None
     """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""

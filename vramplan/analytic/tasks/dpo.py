@@ -17,7 +17,8 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_dpo, log_softmax, logits_to_keep, scaled_log_softmax
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of
-from vramplan.analytic.tasks.whole_logits import logits_and_states, logits_of
+from vramplan.analytic.tasks.whole_logits import cross_entropy_of_first, logits_and_states, logits_of
+from vramplan.inputs.job import Job
 from vramplan.inputs.task_rules import CONCATENATED
 
 METRICS = ("entropy", "mean_logits", "is_top1")
@@ -83,22 +84,32 @@ def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Ten
 
 def _concatenated(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``get_batch_loss_metrics`` of trl 0.15 to 0.28: the policy's concatenated_forward, then the reference's."""
-    sums = _concatenated_forward(net, setting, phase, batch, phase)
+    sums, nll = _concatenated_forward(net, setting, phase, batch, phase)
     if reference_of(setting.job) in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = _concatenated_forward(net, setting, own, batch, phase)
-    return of_samples(sums)
+    loss = of_samples(sums)
+    return loss if nll is None else ops.add(loss, nll)
 
 
-def _concatenated_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch, after: str) -> Tensor:
-    """Log-probabilities of all answers; `after` is the phase of what follows the model's own forward."""
+def _concatenated_forward(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, after: str
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of all answers, and the cross-entropy of the chosen ones if it is added.
+
+    `after` is the phase of what follows the model's own forward.
+    """
     tape, job = net.tape, setting.job
     tape.module = "inputs"
     rows, length = 2 * job.micro_batch_size, job.sequence_length
     prompt, answer = batch.inputs["prompt_input_ids"].shape[1], batch.inputs["chosen_input_ids"].shape[1]
     parts = [tape.empty((rows, size), "int64", "prompts and answers of both") for size in (prompt, answer) * 2]
-    names = ("input_ids", "attention_mask", "loss_mask")
+    names = ["input_ids", "attention_mask", "loss_mask"]
     joined = {name: tape.empty((rows, length), "int64", f"{name} flushed left") for name in names}
+    if job.joins_samples:  # padding_free: what the mask selects is one row, told apart by its position ids
+        names[1] = "position_ids"
+        parts.append(joined["attention_mask"])
+        joined = {name: tape.empty((1, rows * length), "int64", f"{name} without padding") for name in names}
     given = batch._replace(inputs=joined)
     if job.loss == "concatenated_states":
         logits, states = logits_and_states(net, setting, phase, given)
@@ -106,17 +117,33 @@ def _concatenated_forward(net: Modules, setting: StepSpec, phase: str, batch: Ba
         logits, states = logits_of(net, setting, phase, given), []
     tape.enter(after, None)
     tape.module = "loss"
-    labels = tape.empty((rows, length), "int64", "labels rolled by one")
-    scored = tape.empty((rows, length), "bool", "tokens of answers")
-    per_token = label_log_probs(logits, labels).view(rows, length)
-    sums = ops.total(ops.copy(per_token, "log-probabilities rolled by one"))
+    shape = logits.shape[:2]
+    labels = tape.empty(shape, "int64", "labels rolled by one")
+    scored = tape.empty(shape, "bool", "tokens of answers")
+    per_token = label_log_probs(logits, labels).view(*shape)
+    per_token = ops.copy(per_token, "log-probabilities rolled by one")
+    if job.joins_samples:
+        per_token = ops.copy(per_token.view(rows, length), "log-probabilities of each answer")
+    sums = ops.total(per_token)
+    nll = _of_chosen(logits, job, labels) if job.adds_cross_entropy else None
     for _ in range(2):  # logits[:num_examples][loss_mask[:num_examples]].mean(), then those of rejected answers
         chosen = (rows // 2 * scored_tokens(job), logits.shape[-1])
         places = tape.empty((chosen[0], 2), "int64", "places of the tokens of answers")
         picked = tape.empty(chosen, logits.dtype, "logits of answers")
         del places, picked
     del parts, joined, given, states, logits, labels, scored, per_token
-    return sums
+    return sums, nll
+
+
+def _of_chosen(logits: Tensor, job: Job, labels: Tensor) -> Tensor:
+    """``nll_loss``: of the first half of the rows, which is all of them where samples share one (trl 0.15 to 0.28).
+
+    From 0.19 on without the last token of each (dpo_trainer.py: ``logits[:num_examples, :-1]``).
+    """
+    rows, length = min(job.micro_batch_size, logits.shape[0]), logits.shape[1] - (job.loss == "concatenated_states")
+    if rows > 1 and length < logits.shape[1]:
+        labels = logits.tape.empty((rows, length), "int64", "labels of chosen answers")
+    return cross_entropy_of_first(logits, rows, length, labels)
 
 
 def _shifted(logits: Tensor, copies: bool) -> Tensor:

@@ -1,14 +1,16 @@
-"""OpenRLHF's own training steps, supervised and DPO (0.11.2: trainer/sft_trainer.py, dpo_trainer.py, models/actor.py).
+"""OpenRLHF's own training steps (0.11.2: trainer/sft_trainer.py, dpo_trainer.py, rm_trainer.py, models/).
 
 Logits replace the model's own in fp32, and FlashAttention's cross-entropy keeps them for its backward. In supervised
-training the loop's name for the model's output holds them until the next micro-batch's output is there.
+training the loop's name for the model's output holds them until the next micro-batch's output is there. A reward model
+is a model without its head, with a linear layer beside it that makes a number of each token.
 """
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures.causal_lm import language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.log_probs import kept_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -18,9 +20,10 @@ from vramplan.analytic.tasks.whole_logits import logits_of
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
-    """The loss of ``SFTTrainer.fit`` or ``DPOTrainer.fit``."""
+    """The loss of ``SFTTrainer.fit``, ``DPOTrainer.fit`` or ``RewardModelTrainer.fit``."""
     last_graph = _last_graph(net, setting, phase, batch)
-    loss = (_dpo_loss if setting.job.task == "dpo" else _sft_loss)(net, setting, phase, batch)
+    own = {"dpo": _dpo_loss, "reward": _reward_loss}.get(setting.job.task or "", _sft_loss)
+    loss = own(net, setting, phase, batch)
     del last_graph
     return loss
 
@@ -59,6 +62,20 @@ def _dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tens
         _answer_log_probs(reference.pop())
         del given
     return of_samples(sums)
+
+
+def _reward_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``concatenated_forward`` of both answers, whose positions are counted for each row (models/model.py)."""
+    tape, given = net.tape, _both_answers(setting, batch)
+    ids = given.inputs["input_ids"]
+    ends = tape.empty((ids.shape[0], 1), "int64", "last tokens of texts")
+    given.inputs["position_ids"] = tape.empty(ids.shape, "int64", "positions of tokens")
+    hidden = language_model(forward_pass(net, setting, phase, given), setting.config)
+    values = net.linear("score", hidden, 1)
+    tape.module = "loss"
+    rewards = ops.gather(values.view(*ids.shape), ends, (ids.shape[0], 1)).view(ids.shape[0])
+    del given, ids, ends, hidden, values
+    return of_samples(rewards)
 
 
 def _both_answers(setting: StepSpec, batch: Batch) -> Batch:

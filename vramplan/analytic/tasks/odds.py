@@ -9,11 +9,10 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.label_log_probs import label_log_probs
-from vramplan.analytic.layers.losses import cross_entropy
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples
-from vramplan.analytic.tasks.whole_logits import logits_of
+from vramplan.analytic.tasks.whole_logits import cross_entropy_of_first, logits_of
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
@@ -51,11 +50,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 
 
 def _of_chosen(logits: Tensor) -> Tensor:
-    """The mean cross-entropy of the first half of the samples, whose shifted logits are copied."""
-    tape, (rows, length, vocabulary) = logits.tape, logits.shape
-    half = ops.sliced(logits, (rows // 2, length, vocabulary))
-    shifted = ops.sliced(half, (rows // 2, length - 1, vocabulary))
-    labels = tape.empty((rows // 2, length - 1), "int64", "shifted labels of chosen answers")
-    if rows > 2:
-        shifted = ops.copy(shifted, "shifted logits of chosen answers copied")
-    return cross_entropy(shifted.view(rows // 2 * (length - 1), vocabulary), labels)
+    """The mean cross-entropy of the first half of the samples, without the last token of each."""
+    rows, length = logits.shape[0] // 2, logits.shape[1] - 1
+    labels = logits.tape.empty((rows, length), "int64", "shifted labels of chosen answers")
+    return cross_entropy_of_first(logits, rows, length, labels)

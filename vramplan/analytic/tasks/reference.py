@@ -48,10 +48,11 @@ def as_reference(net: Modules, phase: str, of: str = "") -> Iterator[str]:
     A second model has the same weights, whose memory
     :func:`vramplan.analytic.unfolded_step.reference_storages` adds.
     """
-    training = net.training
+    training, layers = net.training, net.liger
     net.training = replace(training, lora_rank=0, dora=False, modules_to_save=())
+    net.liger = net.reference_liger
     try:
         with without_gradients(net, phase, of) as own:
             yield own
     finally:
-        net.training = training
+        net.training, net.liger = training, layers

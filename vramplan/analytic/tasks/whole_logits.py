@@ -6,6 +6,7 @@ from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.layers.losses import cross_entropy
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 
@@ -46,6 +47,16 @@ def _of_answers(hidden: Tensor, kept: int) -> Tensor:
     if kept == length:
         return hidden
     return ops.copy(ops.sliced(hidden, (rows, kept, width)), "hidden states of the answers")
+
+
+def cross_entropy_of_first(logits: Tensor, rows: int, length: int, labels: Tensor) -> Tensor:
+    """The mean cross-entropy of the first `length` tokens of the first `rows` rows, copied if they are no one block."""
+    part = logits if rows == logits.shape[0] else ops.sliced(logits, (rows, *logits.shape[1:]))
+    if length < logits.shape[1]:
+        part = ops.sliced(part, (rows, length, logits.shape[-1]))
+        if rows > 1:
+            part = ops.copy(part, "logits of chosen answers copied")
+    return cross_entropy(part.view(rows * length, logits.shape[-1]), labels)
 
 
 def logits_and_states(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:

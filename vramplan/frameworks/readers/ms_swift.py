@@ -106,7 +106,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if config.boolean("packing", default=False) or config.boolean("padding_free", default=False):
         job["batches"] = "packed"
         if job.get("attention") != "flash":
-            config.note("warning", "packing", "needs --attn_impl flash_attn, ms-swift stops without it")
+            name = "packing" if config.boolean("packing", default=False) else "padding_free"
+            raise ConfigError(f"{config.place(name)}: ms-swift stops at {name} without --attn_impl flash_attn")
     job |= _image_caps(config)
     device_map = _device_map(config, num_gpus, job, at_least(version, "3.0"))
     processes = 1 if device_map else _num_processes(config, num_gpus)

@@ -1,4 +1,4 @@
-"""OpenRLHF's ``openrlhf.cli.train_sft`` and ``train_dpo`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
+"""OpenRLHF's ``train_sft``, ``train_dpo`` and ``train_rm`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
 
 Its loops run DeepSpeed's engine without accelerate: fp32 log-probabilities of whole logits, two groups of weights,
 DeepSpeed's own bucket sizes, and in DPO a second model (trainer/, models/actor.py, utils/deepspeed/). Its other
@@ -14,14 +14,14 @@ from vramplan.errors import UnsupportedError
 from vramplan.frameworks.framework import Framework, Program
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
-from vramplan.frameworks.readers.openrlhf_nearest import TASKS, nearest
+from vramplan.frameworks.readers.openrlhf_nearest import MICRO_BATCHES, TASKS, nearest
 from vramplan.frameworks.readers.trainer_arguments import DTYPES, num_launched_processes
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import DEEPSPEED_SIZES, FUSED_KERNELS
 
 PACKAGE, NEWEST, FIRST = "openrlhf", "0.11.2", "0.7"
 """Its package, the newest version that was read, and the first whose loops are the same."""
-LONGEST = {"train_sft": 2048, "train_dpo": 512}
+LONGEST = {"train_sft": 2048, "train_dpo": 512, "train_rm": 512}
 """The programs that are read, and their data.max_len if it is not set."""
 NAMES: dict[bool, dict[str, KeyNames]] = {
     True: {
@@ -65,15 +65,16 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     has_dots = any("." in name for name in config.source.settings)
     model = config.string("model.model_name_or_path", "pretrain") or ""
     parsed = ParsedConfig(PACKAGE, f"{version} ({origin})", model, job, NAMES[has_dots], config.notes)
-    parsed.task = "DPO" if "task" in job else "SFT"
-    if config.has("eval.dataset", "eval_dataset"):
+    parsed.task = {"dpo": "DPO", "reward": "reward model"}.get(job.get("task", ""), "SFT")
+    if program == "train_rm" or config.has("eval.dataset", "eval_dataset"):  # it evaluates a part of what trains, else
         parsed.eval_batch_size = job["micro_batch_size"]
     return parsed
 
 
 def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     gpus = num_launched_processes(config, num_gpus)
-    micro_batch = config.integer("train.micro_batch_size", "micro_train_batch_size", default=8)
+    usual = MICRO_BATCHES.get(program, 8)
+    micro_batch = config.integer("train.micro_batch_size", "micro_train_batch_size", default=usual)
     batch = config.integer("train.batch_size", "train_batch_size", default=128)
     stage = config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
     dtype = _dtype(config)
@@ -112,7 +113,25 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
                 "with a second model under ZeRO-3 is not modelled yet; ds.zero_stage 2 is",
             )
         job |= {"task": "dpo", "reference": "model"}
+    if program == "train_rm":
+        _check_reward(config, stage)
+        job["task"] = "reward"
     return job | _method(config, dtype, stage)
+
+
+def _check_reward(config: ConfigReader, stage: int) -> None:
+    """What of a reward model was not compared with a run of its trainer."""
+    for names in (("ds.packing_samples", "packing_samples"), ("ds.load_in_4bit", "load_in_4bit")):
+        if config.boolean(*names, default=False):
+            name = next(name for name in names if config.has(name))
+            raise config.unsupported(name, "with train_rm is not modelled yet; without it, it is")
+    if stage == 3:
+        raise config.unsupported(
+            "ds.zero_stage" if config.has("ds.zero_stage") else "zero_stage",
+            "with train_rm is not modelled yet; ds.zero_stage 2 is",
+        )
+    config.read_keys |= {"model.compute_fp32_loss_enable", "compute_fp32_loss", "ds.value_head_prefix"}
+    config.read_keys |= {"value_head_prefix", "model.loss_type", "loss", "model.margin_loss_enable", "margin_loss"}
 
 
 def _method(config: ConfigReader, dtype: str, stage: int) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.note(
             "default",
             "max_seq_length",
-            f"not set: texts as long as the model takes, up to {positions} tokens; --dataset FILE or --seq-len says"
-            " how long they are",
+            f"not set: {positions} tokens, the most that the model takes, are taken, not known; the data set decides:"
+            " --dataset FILE or --seq-len",
         )
     elif "sequence_length" not in parsed.job:
         config.note(

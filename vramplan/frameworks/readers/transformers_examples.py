@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import Config
@@ -17,6 +17,10 @@ TEXT_TO_TEXT = ("run_summarization.py", "run_translation.py")
 """Scripts with a text and an answer."""
 SOURCE_LENGTH, TARGET_LENGTH = 1024, 128
 """Their max_source_length and max_target_length, if not set."""
+BLOCKS = ("run_clm.py", "run_fim.py")
+"""Scripts of causal language models, which join all texts and cut them into blocks."""
+CAUSAL_ENCODERS = ("bert", "roberta", "xlm-roberta")
+"""Encoders for which AutoModelForCausalLM has a class (5.23, modeling_auto.py)."""
 MASKED = "run_mlm.py"
 MOST_MASKED = 1024
 """Tokens of a row of run_mlm.py if max_seq_length is not set and the model takes more."""
@@ -44,6 +48,8 @@ def read_example(config: ConfigReader, script: str, job: dict[str, Any]) -> dict
             "sequence_length": config.integer("max_source_length", default=SOURCE_LENGTH),
             "target_length": config.integer("max_target_length", default=TARGET_LENGTH),
         }
+    if name in BLOCKS:
+        _refuse_encoder(config, name)
     if name == MASKED:
         _require_class(config, name, "AutoModelForMaskedLM", "ForMaskedLM")
         model = config.source.model
@@ -53,6 +59,29 @@ def read_example(config: ConfigReader, script: str, job: dict[str, Any]) -> dict
                 config.note("default", "max_seq_length", f"not set: {MOST_MASKED}")
                 return {"sequence_length": MOST_MASKED}
     return {}
+
+
+def _refuse_encoder(config: ConfigReader, name: str) -> None:
+    """Refuse a model that is no decoder, if it is known.
+
+    An encoder with a causal class, such as BertLMHeadModel, still reads both ways (is_decoder is False, of which
+    transformers warns), and its loss makes fp32 logits (5.23, loss/loss_utils.py: ForCausalLMLoss).
+    """
+    model = config.source.model
+    inputs = None if model is None else MODEL_INPUTS.get(model.model_type)
+    if model is None or inputs is None:
+        return
+    is_masked = inputs.model_class.endswith("ForMaskedLM")
+    other = f"; {MASKED} trains it" if is_masked else ""
+    if model.model_type in CAUSAL_ENCODERS:
+        raise UnsupportedError(
+            f"{config.source.where}: {name} loads AutoModelForCausalLM: {model.name} would read both ways and learn the"
+            f" next token all the same (is_decoder is not set), which is not modelled{other}"
+        )
+    raise ConfigError(
+        f"{config.source.where}: {name} loads AutoModelForCausalLM, and {model.name} is of type {model.model_type},"
+        f" which is no causal language model{other}"
+    )
 
 
 def _require_class(config: ConfigReader, name: str, auto_class: str, end: str) -> None:

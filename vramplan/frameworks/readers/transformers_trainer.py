@@ -36,7 +36,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
     vision_fields,
 )
-from vramplan.frameworks.readers.transformers_examples import read_example
+from vramplan.frameworks.readers.transformers_examples import BLOCKS, read_example
 from vramplan.frameworks.readers.zero_config import stage_defaults
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers import nodes, python_scripts
@@ -111,10 +111,6 @@ EXAMPLES = frozenset(
     {"run_clm.py", "run_mlm.py", "run_fim.py", "run_summarization.py", "run_translation.py", *classifiers.EXAMPLES}
 )
 """Scripts of transformers' own examples, which train every weight (examples/pytorch)."""
-
-
-BLOCKS = frozenset({"run_clm.py", "run_fim.py"})
-"""Those that join all texts and cut them into blocks, which are full to the end."""
 
 
 def _script_path(config: ConfigReader) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
-from vramplan.frameworks.readers import trl_tasks, trl_trainers, zero_config
+from vramplan.frameworks.readers import trl_packing, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -81,7 +81,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job["reentrant"] = job["checkpointing"] == "full"  # TRL forces it (trainer/sft_trainer.py, dpo_trainer.py)
     job |= attention_field(config, "attn_implementation")
     if task is None:
-        job |= _loss(config, version, job) | _length(config) | _packing(config, job)
+        job |= _loss(config, version, job) | _length(config) | trl_packing.batch_fields(config, job, version)
     job |= gpus_and_device_map(config, num_gpus, num_launched_processes)
     if (
         at_least(version, "1.5")
@@ -150,16 +150,6 @@ def _length(config: ConfigReader) -> dict[str, int]:
     if not config.has("max_length", "max_seq_length"):
         config.note("default", "max_length", "not set: 1024")
     return {"sequence_length": config.integer("max_seq_length", "max_length", default=1024)}
-
-
-def _packing(config: ConfigReader, job: dict[str, Any]) -> dict[str, str]:
-    if not config.boolean("packing", default=False) and not config.boolean("padding_free", default=False):
-        return {}
-    if job.get("attention") != "flash":
-        config.note(
-            "warning", "packing", "without attn_implementation: flash_attention_2 samples of a row see each other"
-        )
-    return {"batches": "packed"}
 
 
 ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -280,7 +270,7 @@ def write(model: str, job: Job) -> ConfigText:
         pairs |= {"load_in_4bit": True, "use_bnb_nested_quant": job.double_quant}
     if job.quantize == "int8":
         pairs |= {"load_in_8bit": True} | reentrant_kwargs(job)
-    if job.batches == "packed":
+    if job.joins_samples:
         pairs["packing"] = True
     if job.fused_kernels:
         pairs |= liger_pairs(job)

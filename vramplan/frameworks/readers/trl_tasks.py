@@ -13,10 +13,12 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_grpo
 from vramplan.frameworks.readers.trl_liger import with_liger
+from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
 from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.task_rules import CONCATENATED
 from vramplan.units import ceil_div
 
 Treatment = Literal["as_loaded", "prepared", "cast"]
@@ -169,11 +171,12 @@ def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str,
     if not config.boolean("disable_dropout", default=True):
         raise config.unsupported("disable_dropout", "is not modelled yet; TRL's default is true")
     if config.boolean("padding_free", default=False):
-        if task != "dpo" or not at_least(version, "0.29"):
-            raise config.unsupported("padding_free", "with pairs is not modelled yet; TRL switched it off in 0.29")
-        config.note("warning", "padding_free", "has no effect: TRL switched it off for DPO in 0.29")
+        if task != "dpo":
+            raise config.unsupported("padding_free", "is of DPO alone: set padding_free: false")
+        if at_least(version, "0.29"):
+            config.note("warning", "padding_free", "has no effect: TRL switched it off for DPO in 0.29")
     config.require_off("generate_during_eval", why="generates in evaluations, which is not modelled yet")
-    fields = _dpo(config, loss) if task == "dpo" else _cpo(config) if task == "cpo" else {}
+    fields = _dpo(config, loss, job) if task == "dpo" else _cpo(config) if task == "cpo" else {}
     if task == "kto":
         _check_kto(config, job)
     if TRAINERS[task].reference:
@@ -205,18 +208,34 @@ def _refuse_copied_adapters(config: ConfigReader, version: str) -> None:
         )
 
 
-def _dpo(config: ConfigReader, loss: str) -> dict[str, Any]:
-    config.require_off("rpo_alpha", why="adds a cross-entropy of all logits, which is not modelled yet")
+def _dpo(config: ConfigReader, loss: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     config.require_off("use_logits_to_keep")
     for name in ("model_adapter_name", "ref_adapter_name"):
         config.require_off(name, why="names adapters of a folder, which are not read")
     if loss != "chunked":  # from 1.15 on numbers for each token
         config.require_off("use_weighting", why="computes with whole logits before TRL 1.15, which is not modelled yet")
-        if "sft" in config.strings("loss_type"):
+        has_sft = "sft" in config.strings("loss_type")
+        if loss in CONCATENATED:
+            fields = _concatenated(config, job, has_sft)
+        elif has_sft:
             raise config.unsupported("loss_type", "has a cross-entropy of logits before TRL 1.15, not modelled yet")
     for name in ("reference_free", "force_use_ref_model", "beta", "f_divergence_type", "ld_alpha"):
         config.read_keys.add(name)
-    return {}
+    return fields
+
+
+def _concatenated(config: ConfigReader, job: Mapping[str, Any], has_sft: bool) -> dict[str, Any]:
+    """Keys of 0.15 to 0.28: a cross-entropy of the chosen answers, and all answers in one row (dpo_trainer.py)."""
+    fields: dict[str, Any] = {}
+    if has_sft or config.string("rpo_alpha") is not None:
+        fields["adds_cross_entropy"] = True
+    if config.boolean("padding_free", default=False):
+        has_flash = job.get("attention") == "flash"
+        fields["batches"] = "packed" if has_flash else "flattened"
+        if not has_flash:
+            config.note("warning", "padding_free", NEEDS_FLASH)
+    return fields
 
 
 def _cpo(config: ConfigReader) -> dict[str, Any]:

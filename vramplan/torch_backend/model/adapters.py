@@ -82,7 +82,7 @@ def checkpoint(module: nn.Module, job: Job, keep_rng: bool = False) -> None:
         enable(gradient_checkpointing_kwargs={"use_reentrant": job.reentrant, "preserve_rng_state": keep_rng})
     except ValueError as error:
         raise ConfigError(f"{first_line(error)}; use {setting('checkpointing', 'none')}") from error
-    if job.method != "full":
+    if job.method != "full" and job.loss != "sections":  # torchtune's loop does without
         module.enable_input_require_grads()
 
 

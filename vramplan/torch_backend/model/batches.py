@@ -30,8 +30,10 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
             for spec in subject.model_inputs.inputs
         }
     shape = (times * job.micro_batch_size, job.sequence_length)
+    if job.batches == "flattened":
+        shape = (times, job.micro_batch_size * job.sequence_length)
     names = ["input_ids", "labels"]
-    if job.batches == "packed":
+    if job.joins_samples:
         names.append("position_ids")
     elif job.batches == "padded" or job.loop == "trainer":
         names.append("attention_mask")

@@ -147,7 +147,7 @@ def from_config(
             ) from error
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
-    model.config.use_cache = job.keeps_outputs and job.checkpointing == "none" and job.batches != "packed"
+    model.config.use_cache = job.keeps_outputs and job.checkpointing == "none" and not job.joins_samples
     for path, submodule in model.named_modules() if job.fp32_norms else ():
         if isinstance(submodule, nn.LayerNorm) or "norm" in path:
             submodule.to(torch.float32)

@@ -60,7 +60,7 @@ class HostReads:
         if tensor.dtype != torch.bool:
             return self.job.sequence_length
         if caller in (*PACKED_IF_TRUE, *PACKED_IF_FALSE):
-            return (self.job.batches == "packed") == (caller in PACKED_IF_TRUE)
+            return self.job.joins_samples == (caller in PACKED_IF_TRUE)
         return self.job.batches != "padded"
 
 
