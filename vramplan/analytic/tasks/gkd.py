@@ -1,0 +1,40 @@
+"""Distillation as TRL's GKDTrainer computes it: whole logits of the student and of its teacher, and their divergence.
+
+(trl 1.16, experimental/gkd/gkd_trainer.py: compute_loss.)
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.divergence import divergence
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import scored_tokens
+from vramplan.analytic.tasks.reference import without_gradients
+from vramplan.analytic.tasks.whole_logits import logits_of
+
+
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
+    tape = net.tape
+    student = logits_of(net, setting, phase, batch)
+    with without_gradients(net, phase, name="teacher") as taught:
+        teacher, cache = _teacher_outputs(net, setting, taught, batch)
+    tape.module = "loss"
+    rows, length, vocabulary = student.shape
+    own, other = (ops.sliced(one, (rows, length - 1, vocabulary)) for one in (student, teacher))
+    loss = divergence(own, other, setting.job.divergence, scored_tokens(setting.job))
+    tape.empty_cache()
+    del own, other, teacher, cache
+    return loss
+
+
+def _teacher_outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    """Logits of the teacher, and its keys and values."""
+    tape = net.tape
+    assert setting.teacher is not None
+    with tape.second_model():
+        taught_by = Modules(tape, setting.teacher.training(), setting.teacher.liger)
+        return logits_of(taught_by, setting.teacher, phase, batch), taught_by.cache
