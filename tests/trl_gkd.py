@@ -1,7 +1,7 @@
 """Runs of TRL's GKDTrainer on fake tensors, in tests/trl_gkd_runs.jsonl: a student that learns from a teacher.
 
 `python -m tests.trl_gkd` runs those that the file lacks (needs trl 1.16) and adds the peak of live tensors in each
-phase, in bytes.
+phase, in bytes; `python -m tests.trl_gkd FOLDER/trl-1.4.0` takes the package of an older version from a folder.
 """
 
 from __future__ import annotations
@@ -71,20 +71,39 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**SMALL, "teacher": LLAMA[1], **job}}
 
 
+OLDER = "1.4.0"
+"""A version that compares completions alone."""
+
+
+def older_cases() -> Iterator[dict[str, Any]]:
+    """Runs of that version."""
+    own = {**SMALL, "teacher": LLAMA[1], "loss": "sliced"}
+    for job in (
+        {"prompt_length": 100},
+        {**FULL, "prompt_length": 100},
+        {"prompt_length": 200, "micro_batch_size": 1, "divergence": "forward_kl"},
+        {"prompt_length": 64, "micro_batch_size": 5, "gradient_accumulation_steps": 2},
+        {"prompt_length": 128, "autocast": "none", "checkpointing": "none"},
+    ):
+        yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, **job}}
+
+
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
     return rows_of(RUNS)
 
 
 def main() -> int:
-    """Run what the file lacks."""
+    """Run what the file lacks of this version."""
+    version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
+    sys.path[:0] = sys.argv[1:]
     from tests.trl_gkd_trace import GkdRun
 
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
         return GkdRun(model_of(row), spec_of(str(job.teacher)), job, card_of(GPU)).go()
 
-    add_missing(RUNS, ({"trl": TRL, **case} for case in cases()), run)
+    add_missing(RUNS, ({"trl": version, **case} for case in (older_cases() if version == OLDER else cases())), run)
     return 0
 
 

@@ -26,8 +26,8 @@ from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import ceil_div
 
-DECODED = 256
-"""Forwards of one token that are simulated; of more, each stands for several."""
+DECODED, WHOLE = 256, 32
+"""Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
 
 
 class RolloutPhase(NamedTuple):
@@ -153,7 +153,7 @@ def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool =
     job, plan, gpu = setting.job, step.plan, step.card
     run = GenerationRun()
     new = step.job.sequence_length - job.sequence_length
-    stride = max(1, ceil_div(new - 1, DECODED))
+    stride = max(1, ceil_div(new - 1, DECODED if caches else WHOLE))
     if not caches:
         decode_without_cache(run, setting, plan, gpu, job.sequence_length, new, stride)
     else:

@@ -30,9 +30,10 @@ DISTILLATION_RULES = (
         "{task} needs the model to learn from: give its name, a folder or a config.json as {teacher=MODEL}",
     ),
     Rule(
-        lambda job: distils(job) and job.loss != "standard",
+        lambda job: distils(job) and job.loss not in ("standard", "sliced"),
         UNSUPPORTED,
-        "{loss} with {task} is not modelled: TRL's GKDTrainer compares whole logits; use {loss=standard}",
+        "{loss} with {task} is not modelled: TRL's GKDTrainer compares whole logits; use {loss=standard}, or"
+        " {loss=sliced} for TRL up to 1.6",
     ),
     Rule(
         lambda job: distils(job) and job.batches == "packed",

@@ -150,7 +150,8 @@ def trainer(job: Job) -> str:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
     if job.task == "gkd":
-        return f"{name} of TRL 1.16, teacher {str(job.teacher).rpartition('/')[2]}"
+        version = "0.19 to 1.6" if job.loss == "sliced" else "1.7 on"
+        return f"{name} of TRL {version}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {

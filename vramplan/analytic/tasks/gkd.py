@@ -1,6 +1,7 @@
 """Distillation as TRL's GKDTrainer computes it: whole logits of the student and of its teacher, and their divergence.
 
-(trl 1.16, experimental/gkd/gkd_trainer.py: compute_loss.)
+(trl 1.16, experimental/gkd/gkd_trainer.py: compute_loss.) Up to 1.6 only logits of completions are compared: those
+behind the longest prompt of the batch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         teacher, cache = _teacher_outputs(net, setting, taught, batch)
     tape.module = "loss"
     rows, length, vocabulary = student.shape
-    own, other = (ops.sliced(one, (rows, length - 1, vocabulary)) for one in (student, teacher))
-    loss = divergence(own, other, setting.job.divergence, scored_tokens(setting.job))
+    scored = scored_tokens(setting.job)
+    compared = scored if setting.job.loss == "sliced" else length - 1
+    own, other = (ops.sliced(one, (rows, compared, vocabulary)) for one in (student, teacher))
+    loss = divergence(own, other, setting.job.divergence, scored)
     tape.empty_cache()
     del own, other, teacher, cache
     return loss
