@@ -130,7 +130,6 @@ JOB_FLAGS = {
         " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd (the next token, or as the model's class).",
     ),
     "teacher": Flag(str, METHOD, "gkd: the model to learn from, on the same GPUs.", complete=completion.model_names),
-    "teacher_dtype": _choice("teacher_dtype", PRECISION, "gkd: stored dtype of the teacher (as --dtype)."),
     "divergence": _choice("divergence", METHOD, "gkd: jsd, forward_kl (TRL's beta 0), reverse_kl (beta 1) (jsd)."),
     "generated_by": _choice(
         "generated_by",

@@ -49,7 +49,7 @@ def distillation_fields(config: ConfigReader) -> dict[str, Any]:
         config.note("default", "max_length", "not set: 1024")
     fields: dict[str, Any] = {
         "teacher": teacher,
-        "divergence": _divergence(config.number("beta", default=0.5)),
+        "divergence": divergence(config.number("beta", default=0.5)),
         "generated_by": generated_by(config),
         "sequence_length": limit,
     }
@@ -75,7 +75,8 @@ def _teacher_dtype(config: ConfigReader) -> dict[str, str]:
     return {TEACHER_DTYPE: "auto"} if config.source.spelling == "python" else {}
 
 
-def _divergence(beta: float) -> str:
+def divergence(beta: float) -> str:
+    """The job's divergence by TRL's beta."""
     return {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")
 
 
@@ -97,7 +98,7 @@ def completion_length(config: ConfigReader, job: Mapping[str, Any]) -> int | Non
     config.note(
         "warning",
         "max_new_tokens",
-        f"{tokens} are generated behind a prompt: prompts of {job['sequence_length'] - tokens} tokens are assumed, so that"
-        " generated samples are as long as those of max_length; behind longer prompts they are longer",
+        f"{tokens} are generated behind a prompt: prompts of {job['sequence_length'] - tokens} tokens are assumed, so"
+        " that generated samples are as long as those of max_length; behind longer prompts they are longer",
     )
     return tokens
