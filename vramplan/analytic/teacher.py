@@ -22,7 +22,8 @@ TEACHER_STACK = 2
 def teacher_job(job: Job) -> Job:
     """The job as the teacher runs it: whole, without adapters, in evaluation mode.
 
-    Nobody switches its ``use_cache`` off, as the Trainer does for the student: each forward makes keys and values.
+    TRL does not switch its ``use_cache`` off, as the Trainer does for the student: each forward makes keys and values.
+    ms-swift does (4.6, pipelines/train/rlhf.py).
     """
     changes = {
         "method": "full",
@@ -34,7 +35,7 @@ def teacher_job(job: Job) -> Job:
         "checkpointing": "none",
         "reentrant": False,
         "fused_kernels": (),
-        "keeps_outputs": True,
+        "keeps_outputs": job.loss != "logits_to_keep",
     }
     return job.model_copy(update=changes)
 

@@ -30,10 +30,16 @@ DISTILLATION_RULES = (
         "{task} needs the model to learn from: give its name, a folder or a config.json as {teacher=MODEL}",
     ),
     Rule(
-        lambda job: distils(job) and job.loss not in ("standard", "sliced"),
+        lambda job: distils(job) and job.loss not in ("standard", "sliced", "logits_to_keep"),
         UNSUPPORTED,
         "{loss} with {task} is not modelled: TRL's GKDTrainer compares whole logits; use {loss=standard}, or"
-        " {loss=sliced} for TRL up to 1.6",
+        " {loss=sliced} for TRL up to 1.6, {loss=logits_to_keep} for ms-swift",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss == "logits_to_keep" and job.generated_by != "none",
+        UNSUPPORTED,
+        "{generated_by} with {loss} is not modelled: ms-swift generates for all micro-batches of a step at once; use"
+        " {generated_by=none}, or {loss=standard} for TRL",
     ),
     Rule(
         lambda job: distils(job) and job.batches == "packed",

@@ -23,6 +23,8 @@ def task_inputs(job: Job) -> list[Input]:
 def _prompt_and_sample(job: Job) -> list[Input]:
     """The prompt on its own, and with its completion (experimental/utils.py: DataCollatorForChatML)."""
     sample = [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask", "labels")]
+    if job.loss == "logits_to_keep":  # ms-swift's template
+        return sample
     return [*sample, *(Input(name, (max(job.prompt_length or 0, 1),)) for name in ("prompts", "prompt_attention_mask"))]
 
 

@@ -147,7 +147,9 @@ TASK_RULES = (
     ),
     Rule(
         lambda job: (
-            job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+            job.task not in ("dpo", "kto")
+            and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+            and (job.task, job.loss) != ("gkd", "logits_to_keep")
         ),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",

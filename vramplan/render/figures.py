@@ -150,8 +150,8 @@ def trainer(job: Job) -> str:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
     if job.task == "gkd":
-        version = "0.19 to 1.6" if job.loss == "sliced" else "1.7 on"
-        return f"{name} of TRL {version}, teacher {str(job.teacher).rpartition('/')[2]}"
+        package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.7 on")
+        return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {

@@ -45,7 +45,7 @@ def jensen_shannon(own: Tensor, other: Tensor) -> Tensor:
     parts = [ops.shift(own, "student's share of the mixture"), ops.shift(other, "teacher's share of the mixture")]
     stacked = ops.stack(parts)
     parts.clear()
-    mixture = _log_sum_exp(stacked)
+    mixture = log_sum_exp(stacked)
     del stacked
     of_teacher, of_student = kl_div(mixture, other), kl_div(mixture, own)
     weighted = ops.scale(of_teacher, "divergence of the teacher, weighted")
@@ -61,7 +61,7 @@ DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _log_sum_exp(x: Tensor) -> Tensor:
+def log_sum_exp(x: Tensor) -> Tensor:
     """``torch.logsumexp(x, dim=0)``; see :func:`vramplan.analytic.layers.label_log_probs.label_log_probs`."""
     tape, like, shape = x.tape, x.like, x.shape[1:]
 

@@ -12,17 +12,21 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.divergence import divergence
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks import gkd_chunks
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.tasks.reference import without_gradients
+from vramplan.analytic.tasks.teacher_outputs import teacher_outputs
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
+    if setting.job.loss == "logits_to_keep":
+        return gkd_chunks.compute_loss(net, setting, phase, batch)
     tape = net.tape
     student = logits_of(net, setting, phase, batch)
     with without_gradients(net, phase, name="teacher") as taught:
-        teacher, cache = _teacher_outputs(net, setting, taught, batch)
+        teacher, cache = teacher_outputs(net, setting, taught, batch)
     tape.module = "loss"
     rows, length, vocabulary = student.shape
     scored = scored_tokens(setting.job)
@@ -32,12 +36,3 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     tape.empty_cache()
     del own, other, teacher, cache
     return loss
-
-
-def _teacher_outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-    """Logits of the teacher, and its keys and values."""
-    tape = net.tape
-    assert setting.teacher is not None
-    with tape.second_model():
-        taught_by = Modules(tape, setting.teacher.training(), setting.teacher.liger)
-        return logits_of(taught_by, setting.teacher, phase, batch), taught_by.cache

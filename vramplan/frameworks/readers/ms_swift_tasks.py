@@ -7,7 +7,7 @@ from typing import Any
 from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers import trl_gkd
+from vramplan.frameworks.readers import ms_swift_gkd
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -57,11 +57,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if value == "grpo":
         nearest = estimate_command(model, _nearest_grpo(config, job))
         raise config.unsupported("rlhf_type", f"is not read yet; nearest, TRL's own trainer: {nearest}")
-    if value == "gkd" and config.string("teacher_model"):
-        nearest = estimate_command(model, _nearest_gkd(config, job))
-        raise config.unsupported(
-            "rlhf_type", f"is not read yet; nearest, TRL's own trainer, which keeps more of the logits: {nearest}"
-        )
+    if value == "gkd" and at_least(version, ms_swift_gkd.SINCE):
+        return ms_swift_gkd.task_fields(config, model, job)
     if task is None or not at_least(version, SINCE):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
@@ -117,19 +114,6 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
         apart = config.lowercase("vllm_mode", default="colocate") == "server"
         fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
         fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
-    return fields
-
-
-def _nearest_gkd(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
-    """TRL's GKD with the settings, which compares all logits at once, and ms-swift 512 rows of them at a time."""
-    fields = {name: one for name, one in job.items() if name not in ("loss", "batches")}
-    fields |= {"task": "gkd", "teacher": config.string("teacher_model")}
-    fields |= {"divergence": trl_gkd.divergence(config.number("beta", default=0.5))}
-    if config.number("lmbda", default=0.5) <= 0.0 or config.boolean("use_vllm", default=False):
-        fields["generated_by"] = "none"
-    elif "sequence_length" in job:
-        answer = config.integer("max_completion_length", "max_new_tokens", default=512)
-        fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}
     return fields
 
 
