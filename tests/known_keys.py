@@ -25,7 +25,7 @@ from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.registry import FRAMEWORKS
 
 FILE = ROOT / "vramplan/frameworks/known_keys.json"
-TRL_CONFIGS = ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO")
+TRL_CONFIGS = ("SFT", "DPO", "KTO", "ORPO", "CPO", "Reward", "GRPO", "RLOO", "GKD")
 SOURCES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "transformers": (("transformers/training_args*.py",), ("TrainingArguments", "Seq2SeqTrainingArguments")),
     "trl": (

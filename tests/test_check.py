@@ -135,7 +135,7 @@ def test_a_model_that_lies_elsewhere() -> None:
         ("a.sh", b"swift sft --model a\nswift sft --model b\n", "2 training commands"),
         ("a.sh", b"swift rlhf --rlhf_type grpo --model a\n", "vramplan estimate a --gpu GPU --task grpo"),
         ("a.sh", b"swift rlhf --sft_type lora --model_type a\n", "--task dpo --autocast"),
-        ("a.sh", b"swift rlhf --rlhf_type gkd --model a\n", "gkd is not read yet"),
+        ("a.sh", b"swift rlhf --rlhf_type gkd --model a\n", "self-distillation is not modelled yet"),
         ("a.yaml", b"base_model: a\nsequence_len: 512\nadapter: lora\nlora_r: 8\nrl: kto\n", "KTOTrainer stops at 1"),
         (
             "a.yaml",

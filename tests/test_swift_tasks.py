@@ -17,6 +17,7 @@ COMMAND = (
     "swift rlhf --rlhf_type {} --model Qwen/Qwen2.5-0.5B --torch_dtype bfloat16 --dataset pairs.jsonl --max_length 512"
     " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 {}\n"
 )
+TAUGHT = "--tuner_type lora --teacher_model Qwen/Qwen2.5-3B"
 OF_SWIFT = [row for row in RECORDED if row["trl"].startswith("ms-swift")]
 
 
@@ -48,6 +49,18 @@ def test_types(tmp_path: Path, kind: str, task: str, loss: str) -> None:
     assert (job.task, job.loss, job.batches, job.lora_dropout) == (task, loss, "padded", 0.0)
 
 
+@pytest.mark.parametrize("more", ["--lmbda 0", "--lmbda 1 --use_vllm true --vllm_mode server"])
+def test_a_teacher(tmp_path: Path, more: str) -> None:
+    job = job_of_command(tmp_path, "gkd", f"{TAUGHT} --beta 1 {more}")
+    assert (job.task, job.loss, job.teacher, job.dtype_of_teacher) == (
+        "gkd",
+        "logits_to_keep",
+        "Qwen/Qwen2.5-3B",
+        "bf16",
+    )
+    assert (job.divergence, job.generated_by, job.lora_dropout, job.batches) == ("reverse_kl", "none", 0.0, "padded")
+
+
 def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
     assert job_of_command(tmp_path, "dpo", "--tuner_type full").loads_reference
 
@@ -55,7 +68,15 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "more", "said"),
     [
-        ("gkd", "--tuner_type lora", "gkd is not read yet"),
+        ("gkd", "--tuner_type lora", "self-distillation is not modelled yet"),
+        ("gkd", "--sft_type lora --teacher_model Qwen/Qwen2.5-3B", "gkd is not read yet"),
+        ("gkd", f"{TAUGHT} --lmbda 0.5", "generates completions .* --teacher Qwen/Qwen2.5-3B --generated-by none"),
+        ("gkd", f"{TAUGHT} --offload_teacher_model true", "offload_teacher_model"),
+        ("gkd", f"{TAUGHT} --sft_alpha 0.1", "sft_alpha"),
+        ("gkd", f"{TAUGHT} --gkd_logits_topk 20", "gkd_logits_topk"),
+        ("gkd", f"{TAUGHT} --teacher_deepspeed zero3", "teacher_deepspeed"),
+        ("gkd", f"{TAUGHT} --deepspeed zero3", "zero3"),
+        ("gkd", "--tuner_type lora --teacher_model Qwen/Qwen2.5-7B --lmbda 0", "vocab_size 152064"),
         ("grpo", "--tuner_type lora --num_generations 4", "--task grpo"),
         ("dpo", "--tuner_type lora --ref_adapters a", "ref_adapters"),
         ("dpo", "--tuner_type lora --precompute_ref_log_probs true", "precompute_ref_log_probs"),

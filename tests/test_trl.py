@@ -53,7 +53,7 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dbo"}, "task"),
         ({"task": "SFT"}, "leave it out"),
         ({"task": "ppo"}, "nearest is task=grpo"),
-        ({"task": "gkd"}, "the teacher's weights and logits come on top"),
+        ({"task": "minillm"}, "nearest is task=gkd, TRL's GKDTrainer, with its teacher"),
         ({"task": "rloo", "micro_batch_size": 2}, "needs the tokens of the prompt"),
         ({"task": "rloo", "prompt_length": 64}, "does not divide the 1 completions"),
         ({"task": "IPO", "prompt_length": 0}, "at least one token"),

@@ -381,6 +381,9 @@ SETUPS: dict[str, type[Setup]] = {
 class TrlRun:
     """One tracked run of a trainer: loading, then optimizer steps of one or two micro-steps."""
 
+    without_gradients = "reference"
+    """The phase of forwards without gradients."""
+
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, task: str, prompt: int = 0, **options: Any) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
         self.setup = SETUPS[task](job, prompt, options)
@@ -396,15 +399,21 @@ class TrlRun:
                 stack.enter_context(one)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             model = self._model()
-            reference = self._model() if self.job.method == "full" and self._needs_reference() else None
-            self._run(model, reference, folder)
+            self._run(model, self._reference(), folder)
         return self.peaks()
+
+    def _reference(self) -> nn.Module | None:
+        """The second model, if the trainer is given one."""
+        return self._model() if self.job.method == "full" and self._needs_reference() else None
 
     def _needs_reference(self) -> bool:
         return self.job.task in ("dpo", "kto") and not self.setup.options.get("precompute_ref_log_probs")
 
     def _model(self) -> nn.Module:
-        model = from_config(self.spec, self.job, "meta", False, nullcontext).module
+        return self._model_of(self.spec, self.job)
+
+    def _model_of(self, spec: ModelSpec, job: Job) -> nn.Module:
+        model = from_config(spec, job, "meta", False, nullcontext).module
         if self.job.task != "reward":
             return model
         from transformers import AutoModelForSequenceClassification
@@ -471,10 +480,10 @@ class TrlRun:
 
         def before(module: nn.Module, inputs: Any, kwargs: Any) -> None:
             if not torch.is_grad_enabled():
-                tracker.enter("reference")
+                tracker.enter(self.without_gradients)
 
         def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            if tracker.phase == "reference":
+            if tracker.phase == self.without_gradients:
                 tracker.enter("forward")
 
         for module in (trainer.model, reference):

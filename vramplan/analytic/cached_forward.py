@@ -31,10 +31,11 @@ class CachedForward(NamedTuple):
     """Shape, dtype and layer of each of these."""
 
 
-def simulate_forward(setting: StepSpec, past: int) -> CachedForward:
+def simulate_forward(setting: StepSpec, past: int, caches: bool = True) -> CachedForward:
     """A forward of ``generate`` without gradients, and the choice of a token, with `past` tokens in the cache.
 
-    Keys and values live on; so do the inputs of the prompt, which the caller holds.
+    Keys and values live on; so do the inputs of the prompt, which the caller holds. Not `caches`: nothing does, and
+    every forward takes all tokens so far (``use_cache=False``).
     """
     net = new_modules(setting)
     tape, job = net.tape, setting.job
@@ -44,11 +45,11 @@ def simulate_forward(setting: StepSpec, past: int) -> CachedForward:
         batch = make_batch(tape, setting, phase, job.micro_batch_size)
         batch.inputs.pop("labels", None)
         forward = forward_pass(net, setting, phase, batch)
-        forward.past = past
+        forward.past, forward.caches = past, caches
         vocabulary = setting.architecture.shape(setting.config).vocabulary
         rows = (job.micro_batch_size, vocabulary)
         before = [tape.empty(rows, "fp32", f"{what} of the token before", "logits") for what in ("logits", "scores")]
-        if not past:
+        if not past and caches:
             before.clear()
         logits = last_logits(forward, setting)
         tape.module = "generate"
@@ -56,7 +57,7 @@ def simulate_forward(setting: StepSpec, past: int) -> CachedForward:
         scores = processed(tape.empty, rows)
         chances = tape.empty(rows, "fp32", "probabilities", "logits")
         del logits, chances, scores, before
-        if past:
+        if past or not caches:
             tape.enter("end", None)
             del batch, forward
         record = record_of(tape)  # the caller holds the inputs of the prompt

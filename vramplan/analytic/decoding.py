@@ -6,7 +6,8 @@ Mirrors transformers 5.23: generation/utils.py (_prefill, _sample), cache_utils.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from vramplan.analytic.cached_forward import CachedForward, simulate_forward
 from vramplan.analytic.layer_folding import FoldPlan, Unfolded, unfold
@@ -41,13 +42,36 @@ def decode(
     assert setting.architecture.decoder is not None
     window = setting.architecture.decoder.window(setting.config) or 0
     lengths = sorted({prompt, longest, *(range(window - 1, window) if prompt < window - 1 < longest else ())})
-    forwards = [simulate_forward(setting, length) for length in lengths]
+    return _forwards(run, lambda length: simulate_forward(setting, length), plan, gpu, lengths, stride)
+
+
+def decode_without_cache(
+    run: GenerationRun, setting: StepSpec, plan: FoldPlan, gpu: Gpu, prompt: int, steps: int, stride: int
+) -> None:
+    """Record the forwards of all tokens so far, each by one token longer (``use_cache=False``)."""
+
+    def simulated(length: int) -> CachedForward:
+        job = setting.job.model_copy(update={"sequence_length": length})
+        return simulate_forward(replace(setting, job=job), 0, caches=False)
+
+    _forwards(run, simulated, plan, gpu, sorted({prompt, prompt + steps - 1}), stride)
+
+
+def _forwards(
+    run: GenerationRun,
+    simulated: Callable[[int], CachedForward],
+    plan: FoldPlan,
+    gpu: Gpu,
+    lengths: Sequence[int],
+    stride: int,
+) -> CachedForward:
+    """Record a forward at each length between the first and the last, or at some; returns the last."""
+    forwards = [simulated(length) for length in lengths]
     unfolded = unfolded_of(forwards[-1], plan)
     sizes = [[one.on(gpu).num_bytes for one in forward.record.storages] for forward in forwards]
     alike = all(forward.record.events == forwards[-1].record.events for forward in forwards)
-    for step in sorted({*range(0, steps, stride), steps - 1}):
-        past = prompt + step
-        at = between(lengths, sizes, past) if alike else sizes[-1]
+    for length in sorted({*range(lengths[0], lengths[-1], stride), lengths[-1]}):
+        at = between(lengths, sizes, length) if alike else sizes[-1]
         run.forward(unfolded.events, unfolded.source, rounded_bytes(at), forwards[-1].cached)
     return forwards[-1]
 

@@ -21,13 +21,15 @@ from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_s
 from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job, with_batch
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import step_lengths
+from vramplan.inputs.teachers import teacher_of
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep, fullest
+from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
@@ -115,8 +117,14 @@ class JobSteps:
             self.spec == spec
             and self.setting.device_map is None
             and fused_kernels(spec, card) == self.setting.fused
+            and self._teacher_fused(job, card) == (self.setting.teacher and self.setting.teacher.fused)
             and alike.model_copy(update={"expandable_segments": job.expandable_segments}) == job
         )
+
+    def _teacher_fused(self, job: Job, card: Gpu) -> FusedAttention | None:
+        """The kernels that a teacher may run on a GPU."""
+        teacher = teacher_of(job)
+        return None if teacher is None else fused_kernels(teacher, card)
 
     def is_same(self, job: Job, card: Gpu) -> bool:
         """Whether a similar job differs in the batch alone."""
@@ -229,7 +237,7 @@ class JobSteps:
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
-        varies = job.task in ROLLOUTS or setting.device_map is not None  # with lengths, in more than sizes
+        varies = job.generates_completions or setting.device_map is not None  # with lengths, in more than sizes
         small = at.small if is_brief(job) else b""
         rest = self.spec, setting.fused, self.card if depends_on_size(job) else None, small
         shape = None if varies else self._known.find(job, rest, at.record)

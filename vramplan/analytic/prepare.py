@@ -17,6 +17,7 @@ from vramplan.inputs.images import processed_image
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.teachers import teacher_of
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
 
@@ -31,6 +32,13 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
     setting, plan = lay_out(spec, job, fused_kernels(spec, card), card.multiprocessors)
+    teacher = teacher_of(job)
+    if teacher is not None:
+        from vramplan.analytic.teacher import check_teacher, with_teacher
+
+        notes += check_teacher(spec, teacher, job)
+        setting, own = with_teacher(setting, teacher, fused_kernels(teacher, card))
+        plan = FoldPlan((*plan.stacks, own))
     if job.strategy == "device_map":
         from vramplan.analytic.strategies.device_map_layers import spread_out
 

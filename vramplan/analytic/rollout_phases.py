@@ -1,7 +1,8 @@
-"""What GRPO and RLOO do before it trains on completions: they generate them, and score them without gradients.
+"""What trainers do before they train on completions: they generate them, and score them without gradients.
 
-Mirrors trl 1.16 (trainer/grpo_trainer.py: _generate_and_score_completions): all prompts of a generation are generated
-for at once, by transformers or by vLLM; a micro-batch at a time is scored.
+Mirrors trl 1.16: GRPO and RLOO generate for all prompts of a generation at once, by transformers or by vLLM, and score
+a micro-batch at a time (trainer/grpo_trainer.py: _generate_and_score_completions); GKD generates for each micro-batch
+(experimental/gkd/gkd_trainer.py: training_step), without a cache if the student is checkpointed.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vramplan.analytic.cached_forward import simulate_forward
-from vramplan.analytic.decoding import decode, decode_job, unfolded_of
+from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
+from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import ceil_div
 
-DECODED = 256
-"""Forwards of one token that are simulated; of more, each stands for several."""
+DECODED, WHOLE = 256, 32
+"""Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
 
 
 class RolloutPhase(NamedTuple):
@@ -54,14 +55,16 @@ Generated = dict[tuple[int, str], RolloutPhase]
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
-    if step.job.task not in ROLLOUTS:
+    if not step.job.generates_completions:
         return []
+    if step.job.task == "gkd":
+        return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     return [*_generation(step, generated), *_scoring(step)]
 
 
 def generates_each_micro_step(job: Job) -> bool:
     """Whether completions are generated more than once in an optimizer step, beside the gradients."""
-    return (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
+    return job.task == "gkd" or (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
 
 
 def steps_per_generation(job: Job) -> int:
@@ -71,7 +74,7 @@ def steps_per_generation(job: Job) -> int:
 
 def rollout_size(job: Job) -> int:
     """A number that tells jobs apart whose rollouts differ, of those that differ in the batch alone; 0 without any."""
-    return 0 if job.task not in ROLLOUTS else job.micro_batch_size * MAX_COUNT + job.gradient_accumulation_steps
+    return 0 if not job.generates_completions else job.micro_batch_size * MAX_COUNT + job.gradient_accumulation_steps
 
 
 def is_scored(job: Job) -> bool:
@@ -89,7 +92,8 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     if job.generate_with == "transformers":
         key = job.micro_batch_size * steps_per_generation(job), step.card.name
         if key not in generated:
-            generated[key] = _by_transformers(step)
+            made = _by_transformers(step, step.setting, job.micro_batch_size * steps_per_generation(job))
+            generated[key] = _gathered(step, made, whole=True)
         yield generated[key]
         return
     if vllm.sleeps(job):  # sync_weights empties the cache before vLLM wakes
@@ -128,33 +132,51 @@ def shared_weight_bytes(step: Step) -> int:
     return sum(storage.num_bytes for one in own for storage in one.storages())
 
 
-def _by_transformers(step: Step) -> RolloutPhase:
-    """``generate`` for all prompts of a generation, beside the training's tensors."""
-    setting = _generating(step.setting)
+GENERATORS = {"student": ("student",), "teacher": ("teacher",), "both": ("student", "teacher")}
+"""The models that generate for a distillation, by its `generated_by`."""
+
+
+def _distilled(step: Step, who: str, generated: Generated) -> RolloutPhase:
+    """``generate`` by the student or by the teacher for the prompts of a micro-batch."""
+    setting = step.setting if who == "student" else step.setting.teacher
+    assert setting is not None
+    key = step.job.micro_batch_size, f"{step.card.name} {who}"
+    if key not in generated:
+        caches = step.job.checkpointing == "none"
+        generated[key] = _by_transformers(step, setting, step.job.micro_batch_size, caches)
+    return _gathered(step, generated[key], whole=True) if who == "student" else generated[key]
+
+
+def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool = True) -> RolloutPhase:
+    """``generate`` for so many prompts, beside the training's tensors."""
+    setting = _generating(trained, prompts)
     job, plan, gpu = setting.job, step.plan, step.card
     run = GenerationRun()
-    prefill = simulate_forward(setting, 0)
-    sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
-    unfolded = unfolded_of(prefill, plan)
-    run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
     new = step.job.sequence_length - job.sequence_length
-    if new > 1:
-        stride = max(1, ceil_div(new - 1, DECODED))
-        decode(run, replace(setting, job=decode_job(job)), plan, gpu, job.sequence_length, new - 1, stride)
+    stride = max(1, ceil_div(new - 1, DECODED if caches else WHOLE))
+    if not caches:
+        decode_without_cache(run, setting, plan, gpu, job.sequence_length, new, stride)
+    else:
+        prefill = simulate_forward(setting, 0)
+        sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
+        unfolded = unfolded_of(prefill, plan)
+        run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
+        if new > 1:
+            decode(run, replace(setting, job=decode_job(job)), plan, gpu, job.sequence_length, new - 1, stride)
     run.drop()
     kinds = [
         Storage(size, "activation", "KV cache of the completions" if is_cache else "tensors of generate")
         for size, is_cache in run.kinds
     ]
-    return _gathered(step, RolloutPhase("generation", kinds, run.kind_of, run.events), whole=True)
+    return RolloutPhase("generation", kinds, run.kind_of, run.events)
 
 
-def _generating(setting: StepSpec) -> StepSpec:
+def _generating(setting: StepSpec, prompts: int) -> StepSpec:
     """The forward of a generation within training: no checkpointing, all prompts of a generation at once."""
     job = setting.job
     changes = {
         **LANGUAGE_MODEL,
-        "micro_batch_size": job.micro_batch_size * steps_per_generation(job),
+        "micro_batch_size": prompts,
         "gradient_accumulation_steps": 1,
         "sequence_length": min(job.prompt_length or 1, job.sequence_length - 1),
         "checkpointing": "none",

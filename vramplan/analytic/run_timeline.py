@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from vramplan.analytic.autograd.tape import EMPTIES_CACHE
 from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import (
     Generated,
@@ -21,7 +22,7 @@ from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Kinds, Mark, Storage, Timeline, rounded_bytes
+from vramplan.memory.timeline import EMPTY_CACHE, Kinds, Mark, Storage, Timeline, rounded_bytes
 from vramplan.step_time.communication import Communication, Sent
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class SimulatedRun:
             record.allocate(vllm.held(self.step.job, self.step.card, shared_weight_bytes(self.step)))
         record.enter("forward")
         simulated = self.step.record.storages
-        first = record.add_kinds([LATER] * len(simulated))
+        first = record.add_kinds([EMPTY_CACHE if one.category == EMPTIES_CACHE else LATER for one in simulated])
         events, pieces = self.step.unfolded.events, self.step.unfolded.pieces
         kind_of = passes.shifted(self.step.unfolded.source, first)
         ends = [piece.first_event for piece in pieces[1:]] + [len(events)]

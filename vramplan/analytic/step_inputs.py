@@ -39,6 +39,8 @@ class StepSpec:
     """The layers that Liger's kernels compute."""
     device_map: DevicePlacement | None = None
     """The GPUs that the model is spread over, if these are several."""
+    teacher: StepSpec | None = None
+    """The second model that a distillation learns from."""
 
     @property
     def placement(self) -> DevicePlacement:

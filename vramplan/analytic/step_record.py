@@ -104,6 +104,8 @@ class StepRecord(NamedTuple):
     """How often a forward of a phase runs that is simulated once, by its number."""
     buffers: Sequence[int] = ()
     """Ids of the buffers of kernels, whose sizes depend on the GPU."""
+    second_weights: Sequence[RecordedWeight] = ()
+    """The weights of a second model, a teacher."""
 
     def end_of(self, section: int) -> LayerSection:
         """The section after the one with this number, or what would come next."""
@@ -126,6 +128,7 @@ def record_of(tape: Tape) -> StepRecord:
         first_products=dict(tape.first_products),
         run_times=dict(tape.run_times),
         buffers=buffers_of(tape.storages),
+        second_weights=tuple(RecordedWeight.of(parameter) for parameter in tape.second_parameters.values()),
     )
 
 

@@ -6,7 +6,6 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
@@ -18,6 +17,7 @@ from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import RecordedWeight, StepRecord, record_of
+from vramplan.analytic.tasks.reference import SECOND
 from vramplan.analytic.train_step import declare, simulate_step
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
@@ -91,12 +91,6 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
         formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
         found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
     return found
-
-
-def reference_storages(placed: Iterable[Placed], setting: StepSpec) -> list[Storage]:
-    """The weights and buffers of a second model that does not train."""
-    own = [storage for one in placed if not one.parameter.is_adapter for storage in one.storages()]
-    return [replace(one, label=f"reference {one.label}") for one in (*own, *buffers_of(setting))]
 
 
 def _by_layer(record: StepRecord) -> dict[int | None, list[RecordedWeight]]:
@@ -228,6 +222,13 @@ class Step:
         return weights_of(self.record, self.plan)
 
     @cached_property
+    def second_placed(self) -> list[Placed]:
+        """The parameters of a second model: the teacher's, or those of the whole model without adapters."""
+        if self.setting.teacher is not None:
+            return weights_of(self.record._replace(weights=self.record.second_weights), self.plan)
+        return [one for one in self.placed if not one.parameter.is_adapter]
+
+    @cached_property
     def num_parameters(self) -> int:
         """Distinct parameters of the model itself, adapters left out."""
         return sum(one.parameter.num_elements for one in self.placed if not one.parameter.is_adapter)
@@ -280,7 +281,7 @@ class Step:
         last = "1" if "forward.1" in phases else "0"
         forward = list(phases[f"forward.{last}"])
         for phase, kernels in phases.items():
-            if phase.startswith("reference.") and phase.endswith(f".{last}"):
+            if phase.partition(".")[0] in SECOND and phase.endswith(f".{last}"):
                 forward += kernels
         return forward, phases.get(f"backward.{last}", [])
 

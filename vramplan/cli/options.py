@@ -127,7 +127,14 @@ JOB_FLAGS = {
         "task",
         METHOD,
         "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
-        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo (the next token, or as the model's class).",
+        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd (the next token, or as the model's class).",
+    ),
+    "teacher": Flag(str, METHOD, "gkd: the model to learn from, on the same GPUs.", complete=completion.model_names),
+    "divergence": _choice("divergence", METHOD, "gkd: jsd, forward_kl (TRL's beta 0), reverse_kl (beta 1) (jsd)."),
+    "generated_by": _choice(
+        "generated_by",
+        METHOD,
+        "gkd: who generates completions while training: student, teacher (seq_kd), both, none (student).",
     ),
     "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(
@@ -144,7 +151,9 @@ JOB_FLAGS = {
     ),
     "optimizer": Flag(str, PRECISION, "transformers' optim name (adamw_torch_fused).", complete=completion.optimizers),
     "seq_len": Flag(int, DATA, "Tokens in each sample (2048).", "sequence_length"),
-    "prompt_len": Flag(int, DATA, "dpo, kto, grpo: tokens of --seq-len that are the prompt's (1).", "prompt_length"),
+    "prompt_len": Flag(
+        int, DATA, "dpo, kto, grpo, gkd: tokens of --seq-len that are the prompt's (1).", "prompt_length"
+    ),
     "generate_with": _choice(
         "generate_with",
         METHOD,

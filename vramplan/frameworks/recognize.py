@@ -39,7 +39,7 @@ OTHER_TASKS: Mapping[str, tuple[str, ...]] = {
         "actor_model_name_or_path", "critic_model_name_or_path", "ppo_epochs",
     ),
     "reward training": ("center_rewards_coefficient",),
-    "distillation": ("teacher_model_name_or_path", "teacher_model_init_kwargs", "lmbda"),
+    "distillation": ("teacher_model_name_or_path", "teacher_model_init_kwargs", "lmbda", "seq_kd"),
     "preference training": (
         "beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs", "rpo_alpha", "simpo_gamma",
         "gamma_beta_ratio", "cpo_alpha", "desirable_weight", "undesirable_weight", "sync_ref_model", "dpo_alpha",

@@ -40,12 +40,14 @@ Loss = Literal[
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
-    "kto", "orpo", "cpo", "simpo", "grpo", "rloo",
+    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
 ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
 """Tasks that generate the completions that they train on."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
+Divergence = Literal["jsd", "forward_kl", "reverse_kl"]
+GeneratedBy = Literal["student", "teacher", "both", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
 Loop = Literal["trainer", "plain"]
@@ -75,7 +77,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -232,10 +234,10 @@ class Job(Record):
     label for each sample), token_classification (a label for each token), image_classification. By
     sentence-transformers: embedding (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text),
     dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO,
-    Dr. GRPO), rloo. null: what transformers trains such a model for: the next token, words to fill in, an image's
-    class.
+    Dr. GRPO), rloo, gkd (distillation with a `teacher`). null: what transformers trains such a model for: the next
+    token, words to fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
-    answer, of grpo and rloo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
+    answer, of grpo, rloo and gkd a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
     """Where dpo, kto, grpo and rloo take the log-probabilities of the reference from: adapters_off (the model without
     its adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
@@ -267,6 +269,18 @@ class Job(Record):
     adds_cross_entropy: bool = False
     """`task` dpo with `loss` concatenated or concatenated_states: whether the cross-entropy of the chosen answers is
     part of the loss (``rpo_alpha``, or ``sft`` among the loss types)."""
+    teacher: str | None = None
+    """`task` gkd: the model whose distribution of the next token is learned: a shipped name, a Hub id, a folder, or a
+    config.json. It is on the same GPUs, and its vocabulary has to be the student's."""
+    teacher_dtype: Dtype | None = None
+    """Stored dtype of the teacher's weights; null: `dtype`."""
+    divergence: Divergence = "jsd"
+    """`task` gkd: jsd (the generalized Jensen-Shannon divergence, TRL's ``beta`` between 0 and 1), forward_kl (``beta``
+    0), or reverse_kl (``beta`` 1), which have no mixture."""
+    generated_by: GeneratedBy = "student"
+    """`task` gkd: who generates completions during training, by transformers' ``generate``: the student (TRL's
+    ``lmbda`` above 0), the teacher (``seq_kd`` and ``lmbda`` 0), both by turns, or none (samples of the data set
+    alone)."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
@@ -382,6 +396,8 @@ class Job(Record):
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
     1.9.
+    With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
+    logits_to_keep is ms-swift's, which compares 512 tokens of them at a time.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
     torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
@@ -434,8 +450,18 @@ class Job(Record):
 
     @property
     def loads_reference(self) -> bool:
-        """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        return self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model"
+        """Whether a second model is on the GPU, which gives the log-probabilities of the reference, or teaches."""
+        return self.task == "gkd" or (self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model")
+
+    @property
+    def generates_completions(self) -> bool:
+        """Whether completions are generated while the model trains."""
+        return self.task in ROLLOUTS or (self.task == "gkd" and self.generated_by != "none")
+
+    @property
+    def dtype_of_teacher(self) -> str:
+        """Stored dtype of the teacher's weights, which DeepSpeed's engine casts as it casts the model's."""
+        return self.dtype if self.engine_casts else self.teacher_dtype or self.dtype
 
     @property
     def reference_source(self) -> Reference:

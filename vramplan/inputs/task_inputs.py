@@ -11,11 +11,21 @@ def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
+    if job.task == "gkd":
+        return _prompt_and_sample(job)
     if job.task in ("orpo", "cpo", "simpo"):
         return _both_answers(job)
     if job.loss in CONCATENATED:
         return _prompt_and_answers(job)
     return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
+
+
+def _prompt_and_sample(job: Job) -> list[Input]:
+    """The prompt on its own, and with its completion (experimental/utils.py: DataCollatorForChatML)."""
+    sample = [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask", "labels")]
+    if job.loss == "logits_to_keep":  # ms-swift's template
+        return sample
+    return [*sample, *(Input(name, (max(job.prompt_length or 0, 1),)) for name in ("prompts", "prompt_attention_mask"))]
 
 
 def _pair(job: Job) -> list[Input]:

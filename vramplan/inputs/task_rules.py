@@ -11,7 +11,7 @@ PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
 PAIRS = ("dpo", "orpo", "cpo", "simpo", "reward")
 """Tasks whose samples are pairs of a chosen and a rejected answer."""
-TRL_TASKS = (*PREFERENCE, *ROLLOUTS)
+TRL_TASKS = (*PREFERENCE, *ROLLOUTS, "gkd")
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
@@ -58,7 +58,7 @@ def is_preference(job: Job) -> bool:
 
 def drops_nothing(job: Job) -> bool:
     """Whether the job's trainer switches dropout off, as TRL's do (disable_dropout)."""
-    return job.task in PREFERENCE and job.loss not in WITH_DROPOUT
+    return job.task in (*PREFERENCE, "gkd") and job.loss not in WITH_DROPOUT
 
 
 NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
@@ -76,17 +76,17 @@ TASK_RULES = (
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
     ),
     Rule(
-        lambda job: job.prompt_length is not None and job.task not in (*SCORING, *ROLLOUTS),
+        lambda job: job.prompt_length is not None and job.task not in (*SCORING, *ROLLOUTS, "gkd"),
         IMPOSSIBLE,
         "{prompt_length} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
-        lambda job: is_preference(job) and (job.prompt_length or 0) >= job.sequence_length,
+        lambda job: job.task in (*PREFERENCE, "gkd") and (job.prompt_length or 0) >= job.sequence_length,
         IMPOSSIBLE,
         "{prompt_length} leaves no token of {sequence_length} to the answer",
     ),
     Rule(
-        lambda job: job.prompt_length == 0 and job.task in (*SCORING, *ROLLOUTS),
+        lambda job: job.prompt_length == 0 and job.task in (*SCORING, *ROLLOUTS, "gkd"),
         IMPOSSIBLE,
         "{prompt_length}: a prompt has at least one token",
     ),
@@ -162,7 +162,9 @@ TASK_RULES = (
     ),
     Rule(
         lambda job: (
-            job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+            job.task not in ("dpo", "kto")
+            and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
+            and (job.task, job.loss) != ("gkd", "logits_to_keep")
         ),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",

@@ -84,6 +84,8 @@ SAME: Mapping[str, str] = MappingProxyType(
         "n_labels": "num_labels",
         "num_classes": "num_labels",
         "output": "out",
+        "teacher_model": "teacher",
+        "teacher_model_name_or_path": "teacher",
     }
 )
 """Name -> the setting of vramplan that is the same."""
@@ -126,6 +128,7 @@ VALUES: dict[tuple[str, str], str] = {
     **{("task", name): "reranker" for name in ("rerank", "reranking", "rerankers", "cross_encoder", "text_ranking")},
     **{("task", name): "reward" for name in ("rm", "reward_model", "reward_modeling", "rewards")},
     **{("task", name): "dpo" for name in ("ipo",)},
+    **{("task", name): "gkd" for name in ("distill", "knowledge_distillation", "kd")},
     **{("task", name): "grpo" for name in ("dapo", "dr_grpo", "bnpo", "gspo")},
 }
 """(setting, other name of a value) -> the value."""
@@ -180,9 +183,8 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
         **{
-            ("task", name): "not modelled yet: leave it out for the student alone, with {loss=standard}; the teacher's"
-            " weights and logits come on top"
-            for name in ("gkd", "distillation", "minillm", "gold")
+            ("task", name): "not modelled yet; nearest is {task=gkd}, TRL's GKDTrainer, with its {teacher}"
+            for name in ("minillm", "gold", "distillation")
         },
     }
 )

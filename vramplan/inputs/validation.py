@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, name_settings, setting
+from vramplan.inputs.distillation_rules import DISTILLATION_RULES
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -239,6 +240,7 @@ def check_job(job: Job, gpu: Gpu) -> None:
     _apply(METHOD_RULES, job)
     _apply(TASK_RULES, job)
     _apply(ROLLOUT_RULES, job)
+    _apply(DISTILLATION_RULES, job)
     check_sharing(job)
     check_card(job, gpu)
 

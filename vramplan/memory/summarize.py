@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
 from vramplan.inputs.platforms import platform_notes
 from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
@@ -22,7 +22,7 @@ from vramplan.step_time.notes import time_notes
 from vramplan.step_time.rates import generation_of, is_timed
 from vramplan.step_time.step_time import ComputeTime, StepTime
 
-PHASES = ("loaded", "generation", "scoring", "forward", "reference", "backward", "optimizer", "eval")
+PHASES = ("loaded", "generation", "scoring", "forward", "reference", "teacher", "backward", "optimizer", "eval")
 """All phases in order. `reference` (the forward of a preference loss's reference), `generation` and `scoring` (of
 completions, in reinforcement learning) are not part of every job."""
 
@@ -79,9 +79,9 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
 def step_time(compute: ComputeTime, communication: Communication, job: Job, gpu: Gpu) -> StepTime | None:
     """The time of an optimizer step; None if a rate of the GPU, or of a link between GPUs, is not known.
 
-    It is not known either for reinforcement learning, which generates before it trains.
+    It is not known either where completions are generated before the model trains on them.
     """
-    if job.task in ROLLOUTS or not is_timed(gpu) or not fit_in_nodes(job, gpu):
+    if job.generates_completions or not is_timed(gpu) or not fit_in_nodes(job, gpu):
         return None
     added = communication_seconds(communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
     if added is None:

@@ -14,8 +14,9 @@ from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
-from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES
+from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES, TRL_TASKS
 from vramplan.inputs.tasks import head_of
+from vramplan.inputs.teachers import teacher_name
 from vramplan.inputs.usual_names import UNKNOWN_VALUES
 
 if TYPE_CHECKING:
@@ -58,7 +59,11 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("batches", "padded")  # completions differ in length
     if job.get("task") == "rloo":
         job.setdefault("num_generations", 2)  # TRL's default
-    if job.get("task") in (*PREFERENCE, *ROLLOUTS) and job.get("quantize", "none") != "none":
+    if job.get("task") == "gkd":
+        job.setdefault("batches", "padded")
+    if job.get("teacher") is not None:
+        job["teacher"] = teacher_name(job["teacher"])
+    if job.get("task") in TRL_TASKS and job.get("quantize", "none") != "none":
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") == "kto":
         job.setdefault("micro_batch_size", 2)  # the smallest that TRL takes

@@ -130,10 +130,25 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
         job |= image_limits.settled(spec, config, job)
     if job.get("fused_kernels"):
         job |= _liger_of(spec, config, job)
+    if job.get("teacher"):
+        job |= _taught_by(config, job)
     lists = FRAMEWORKS[config.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
+
+
+def _taught_by(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """The teacher that a configuration names, and its dtype, if that is its checkpoint's own."""
+    try:
+        teacher, note = named_model(job["teacher"])
+    except VramplanError as error:
+        error.args = (f"{config.names.get('teacher', 'teacher')} {error.text}",)
+        raise
+    if note:
+        config.notes.append(Note("warning", "teacher", note))
+    dtype = job.get("teacher_dtype")
+    return {"teacher": teacher.name, "teacher_dtype": (teacher.published_dtype or "bf16") if dtype == "auto" else dtype}
 
 
 def with_prompt(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:

@@ -149,6 +149,9 @@ def trainer(job: Job) -> str:
     if job.task not in TRL_TASKS:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
+    if job.task == "gkd":
+        package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.7 on")
+        return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {

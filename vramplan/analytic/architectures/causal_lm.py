@@ -189,7 +189,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)
     ctx.attention_dropout = c.number(*decoder.attention_dropout) if drops else 0.0
     if forward.past is not None:
-        ctx.cache, ctx.past = net.cache, {False: forward.past, True: forward.past}
+        ctx.cache = net.cache if forward.caches else None
+        ctx.past = {False: forward.past, True: forward.past}
         window = decoder.window(c)
         if window is not None:  # DynamicSlidingWindowLayer keeps the last ones but one of a window
             ctx.past[True] = min(forward.past, window - 1)

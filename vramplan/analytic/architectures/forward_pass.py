@@ -65,6 +65,8 @@ class ForwardPass:
     placement: DevicePlacement
     past: int | None = None
     """Tokens in the cache of ``generate`` before this forward; None outside of it."""
+    caches: bool = True
+    """Whether ``generate`` keeps keys and values (`use_cache`)."""
 
     @property
     def has_images(self) -> bool:

@@ -46,6 +46,8 @@ from vramplan.units import DTYPE_BYTES
 
 Output = TypeVar("Output")
 
+EMPTIES_CACHE = "empties the cache"
+"""Category of what is no storage: where it is allocated, PyTorch's allocator gives back what is free."""
 BUFFER_NAMES = {
     "sum": "partial sums of a gradient",
     "embedding": "partial sums of the embedding's gradient",
@@ -83,6 +85,8 @@ class Tape:
         has a cuBLAS handle, whose workspace follows it."""
         self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
+        self.second_parameters: dict[tuple[int | None, str], Parameter] = {}
+        """Those of a second model, which runs without gradients."""
         self.sequence = 0
         self.layer: int | None = None
         self.run = 0
@@ -154,6 +158,10 @@ class Tape:
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
         return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache()``."""
+        self.empty((0,), "bool", "", EMPTIES_CACHE)
 
     def work(
         self,
@@ -458,6 +466,17 @@ class Tape:
             yield
         finally:
             self.grad_enabled = outer
+
+    @contextmanager
+    def second_model(self) -> Iterator[None]:
+        """Context in which another model runs in evaluation mode."""
+        outer, self.training = self.training, False
+        self.parameters, self.second_parameters = self.second_parameters, self.parameters
+        try:
+            yield
+        finally:
+            self.training = outer
+            self.parameters, self.second_parameters = self.second_parameters, self.parameters
 
     @contextmanager
     def on(self, card: int) -> Iterator[None]:

@@ -21,7 +21,7 @@ def label_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
         return ops.subtract(picked, joined, "log-probabilities")
     found: list[Tensor] = []
     for row in ops.split_first(logits, (1,) * batch):
-        row_log_probs = _log_softmax(row)
+        row_log_probs = log_softmax(row)
         found.append(ops.gather(row_log_probs, labels, (1, length, 1)))
     out = ops.join_rows(found, shape)
     del row, row_log_probs
@@ -38,7 +38,7 @@ def log_softmax_of_labels(logits: Tensor, labels: Tensor) -> Tensor:
     tape, shape = logits.tape, (rows, length - 1, vocabulary)
     shifted = ops.sliced(logits, shape)
     copied = tape.empty(shape, "fp32", "shifted logits copied", "workspace") if rows > 1 else None
-    found = _log_softmax(shifted)
+    found = log_softmax(shifted)
     del copied
     return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
 
@@ -47,7 +47,7 @@ def log_softmax_of_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """The same of logits divided by a temperature, a copy that is no longer sliced (torchtune 0.6.1)."""
     rows, length, vocabulary = logits.shape
     shifted = ops.sliced(logits, (rows, length - 1, vocabulary))
-    found = _log_softmax(ops.scale(shifted, "logits divided by the temperature"))
+    found = log_softmax(ops.scale(shifted, "logits divided by the temperature"))
     return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
 
 
@@ -76,7 +76,7 @@ def _log_sum_exp(x: Tensor) -> Tensor:
     return out
 
 
-def _log_softmax(x: Tensor) -> Tensor:
+def log_softmax(x: Tensor) -> Tensor:
     """``F.log_softmax(x, -1)``: saves its output."""
     tape, like = x.tape, x.like
 

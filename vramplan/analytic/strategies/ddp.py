@@ -65,7 +65,7 @@ class Strategy:
     def send(self, kind: Kind, num_bytes: int, hidden: bool = False, between_replicas: bool = False) -> None:
         """Send or receive a tensor in the current phase; `hidden`: beside computation."""
         phase, *names = self.phase.split(".")
-        if phase == "reference":  # a forward without gradients
+        if phase in ("reference", "teacher"):  # a forward without gradients
             phase = "forward"
         is_last = phase == "optimizer" or int(names[-1]) == self.step.micro_steps - 1
         self.sent.add(

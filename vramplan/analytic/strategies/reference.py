@@ -1,4 +1,4 @@
-"""The second model that gives a reference, next to the one that trains: how each strategy keeps and runs it.
+"""The second model that gives a reference or teaches, next to the one that trains: how each strategy keeps and runs it.
 
 TRL prepares it apart (trl 1.16, models/utils.py: prepare_deepspeed, prepare_fsdp): below ZeRO-3 whole on every GPU, in
 an engine of stage 0; at stage 3 in one of its own; under FSDP 1 wrapped like the model that trains, under FSDP 2 as one
@@ -16,7 +16,7 @@ from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
 from vramplan.analytic.strategies.zero3 import ZeroStage3
-from vramplan.analytic.unfolded_step import buffers_of, reference_storages
+from vramplan.analytic.unfolded_step import buffers_of
 from vramplan.inputs.job import ROLLOUTS, Zero
 from vramplan.memory.recorder import Recorder
 
@@ -34,10 +34,10 @@ def second_model(step: Step, record: Recorder) -> Strategy:
 
 
 def frozen(step: Step) -> list[Placed]:
-    """The model's weights, none of which train, without adapters."""
-    whole = [one for one in step.placed if not one.parameter.is_adapter]
+    """The second model's weights, none of which train."""
     return [
-        replace(one, parameter=replace(one.parameter, trains=False, is_reached=False, gradient=())) for one in whole
+        replace(one, parameter=replace(one.parameter, trains=False, is_reached=False, gradient=()))
+        for one in step.second_placed
     ]
 
 
@@ -45,7 +45,11 @@ class WholeReference(Strategy):
     """Every GPU holds all of it (under DeepSpeed's stages below 3, in an engine of stage 0)."""
 
     def load(self) -> None:
-        self.record.allocate_all(reference_storages(self.step.placed, self.step.setting))
+        teacher = self.step.setting.teacher
+        own = [storage for one in self.step.second_placed for storage in one.storages()]
+        own += buffers_of(teacher or self.step.setting)
+        name = "reference" if teacher is None else "teacher"
+        self.record.allocate_all([replace(one, label=f"{name} {one.label}") for one in own])
 
 
 class Fsdp1Reference(Fsdp1):

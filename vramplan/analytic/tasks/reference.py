@@ -1,4 +1,4 @@
-"""The reference of a preference loss: a second forward, without gradients, in a phase of its own."""
+"""The reference of a preference loss, or a teacher: a second forward, without gradients, in a phase of its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ WITH_MODEL = ("adapters_off", "model")
 """References that take a forward."""
 
 
-def reference_phase(phase: str, of: str = "") -> str:
+SECOND = ("reference", "teacher")
+"""Phases in which a second model may run, without gradients."""
+
+
+def reference_phase(phase: str, of: str = "", name: str = "reference") -> str:
     """The phase of a forward without gradients within `phase`; `of` tells several of one micro-step apart."""
-    return f"reference.{of}{phase.rpartition('.')[2]}"
+    return f"{name}.{of}{phase.rpartition('.')[2]}"
 
 
 def reference_of(job: Job) -> str:
@@ -24,15 +28,15 @@ def reference_of(job: Job) -> str:
 
 
 def is_of_reference(phase: str) -> bool:
-    """Whether the reference runs in a phase, and not the trained model without gradients."""
-    return phase.startswith("reference.") and not phase.startswith("reference.policy.")
+    """Whether the reference, or the teacher, runs in a phase, and not the trained model without gradients."""
+    return phase.partition(".")[0] in SECOND and not phase.startswith("reference.policy.")
 
 
 @contextmanager
-def without_gradients(net: Modules, phase: str, of: str = "") -> Iterator[str]:
+def without_gradients(net: Modules, phase: str, of: str = "", name: str = "reference") -> Iterator[str]:
     """Inside, the model runs without gradients; gives the phase."""
     tape, outer = net.tape, net.tape.phase
-    own = reference_phase(phase, of)
+    own = reference_phase(phase, of, name)
     tape.enter(own, None)
     try:
         with tape.no_grad():

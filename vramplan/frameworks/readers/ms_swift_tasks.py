@@ -7,6 +7,7 @@ from typing import Any
 from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers import ms_swift_gkd
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -56,6 +57,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if value == "grpo":
         nearest = estimate_command(model, _nearest_grpo(config, job))
         raise config.unsupported("rlhf_type", f"is not read yet; nearest, TRL's own trainer: {nearest}")
+    if value == "gkd" and at_least(version, ms_swift_gkd.SINCE):
+        return ms_swift_gkd.task_fields(config, model, job)
     if task is None or not at_least(version, SINCE):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":

@@ -26,13 +26,13 @@ TRAINERS = (
     *(name for name in _OF_TASKS if name.endswith("Trainer")),
     "SentenceTransformerTrainer", "CrossEncoderTrainer",
 )  # fmt: skip
-ARGS_AT: Mapping[str, int] = {"DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2, "RLOOTrainer": 2}
-"""The place of the arguments among positional ones, where it is not 1: behind a reference, or rewards."""
+ARGS_AT: Mapping[str, int] = {"DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2, "RLOOTrainer": 2, "GKDTrainer": 2}
+"""The place of the arguments among positional ones, where it is not 1: behind a reference, a teacher, or rewards."""
 EXPERIMENTAL = "trl.experimental."
-READ_EXPERIMENTS = ("orpo", "cpo", "kto")
+READ_EXPERIMENTS = ("orpo", "cpo", "kto", "gkd")
 """Modules of `EXPERIMENTAL` whose trainers are read; others have trainers of the same names."""
 OTHER_TRAINERS = (
-    "PPOTrainer", "GKDTrainer", "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer",
+    "PPOTrainer", "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer",
     "PRMTrainer",
     "PPOv2Trainer", "IterativeSFTTrainer", "AlignPropTrainer", "DDPOTrainer", "GFPOTrainer", "PAPOTrainer",
     "GSPOTokenTrainer", "SDFTTrainer", "SDPOTrainer", "TPOTrainer", "SSDTrainer", "MiniLLMTrainer", "GOLDTrainer",

@@ -8,6 +8,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
+from vramplan.frameworks.readers.trl_gkd import TEACHER, TEACHER_DTYPE
 from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
@@ -73,6 +74,8 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
         settings |= _reference(run.trainer, model)
     if task in ROLLOUTS:
         _refuse_reward_models(run.trainer)
+    if task == "gkd":
+        settings |= _teacher(run.trainer)
     if model is not None and model.adapters is not None and not run.peft_configs:
         settings["peft_model"] = ConfigValue(True, model.adapters.place)
     return settings
@@ -106,9 +109,33 @@ def _reference(trainer: Thing, model: Model | None) -> Settings:
     return {"ref_model": own}
 
 
-def _named(call: Call) -> Any:
+def _teacher(trainer: Thing) -> Settings:
+    """The model that a student learns from: a name, or a model that the script loads."""
+    call = trainer.call
+    key, value = argument(call, "teacher_model", 1)
+    things = trainer.parts.get(key, [])
+    place = call.place if value is None else value.place
+    if not things and (value is None or value.value is None):
+        raise ConfigError(f"{place}: {call.last} has no teacher_model, and stops without a model to learn from")
+    if not things and value is not None and isinstance(value.value, str) and UNKNOWN not in value.value:
+        return {TEACHER: ConfigValue(value.value, place)}
+    if len(things) != 1 or not trainer.is_certain.get(key) or not is_model(things[0]):
+        raise ConfigError(f"{place}: teacher_model of {call.last} is not known without running the script")
+    loaded = things[0].call
+    name = _named(loaded, "pretrained_model_name_or_path")
+    if not isinstance(name, str) or UNKNOWN in name:
+        raise ConfigError(f"{loaded.place}: the name of the teacher is not known without running the script")
+    for option in ("quantization_config", "load_in_4bit", "load_in_8bit"):
+        if option in loaded.keywords and loaded.keywords[option].value not in (None, False):
+            raise UnsupportedError(f"{loaded.place}: a quantized teacher ({option}) is not modelled yet")
+    settings = {TEACHER: ConfigValue(name, loaded.place)}
+    dtype = loaded.keywords.get("dtype") or loaded.keywords.get("torch_dtype")
+    return settings | ({} if dtype is None else {TEACHER_DTYPE: dtype})
+
+
+def _named(call: Call, keyword: str = "model") -> Any:
     """The model's name, if the trainer loads it."""
-    value = call.keywords.get("model")
+    value = call.keywords.get(keyword)
     return value.value if value is not None else call.positional[0] if call.positional else None
 
 

@@ -300,7 +300,7 @@ UNREAD = {
     "reinforcement training of this kind": (
         "ppo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
     ),
-    "distillation": ("gkd", "gold", "minillm", "distillation"),
+    "distillation": ("gold", "minillm", "distillation"),
     "training of a process reward model": ("prm",),
 }  # fmt: skip
 """What is not read -> its commands, and the names of its scripts (trl/scripts, examples/scripts, 0.9 to 1.16)."""
@@ -318,7 +318,7 @@ FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
     commands=(
-        *(("trl", name) for name in ("sft", *trl_trainers.TASKS)),
+        *(("trl", name) for name in ("sft", *trl_trainers.TASKS) if name != "gkd"),  # which is a script alone
         *((f"{folder}{name}.py",) for name in ("sft", *trl_trainers.SCRIPTS) for folder in FOLDERS),
     ),
     programs=tuple(
@@ -337,6 +337,7 @@ FRAMEWORK = Framework(
             "packing_strategy",
             "accelerate_config",
             "dataset_text_field",
+            "teacher_model_name_or_path",
         }
     ),
     inherits=("transformers",),

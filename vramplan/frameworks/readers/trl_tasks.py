@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
-from vramplan.frameworks.readers import trl_grpo
+from vramplan.frameworks.readers import trl_gkd, trl_grpo
 from vramplan.frameworks.readers.trl_liger import with_liger
 from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
@@ -55,6 +55,7 @@ TRAINERS: Mapping[str, Trainer] = {
     "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
     "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
+    "gkd": Trainer("GKDTrainer", (("0.19", "sliced"), ("1.7", "standard")), ("0", "0.27")),
 }  # fmt: skip
 """By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
 logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was
@@ -76,6 +77,7 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
         "max_prompt_length": "0.25.1", "use_liger_loss": "0.27.2", "vllm_guided_decoding_regex": "0.27.2",
     },
     "rloo": {"max_prompt_length": "0.26.2"},
+    "gkd": {},
 }  # fmt: skip
 """Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26, RLOO since 0.27."""
 
@@ -138,7 +140,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
     parsed.names = {**kept, **task_names(task)}
     parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
-    if task in ROLLOUTS:
+    if task == "gkd":
+        parsed.completion_length = trl_gkd.completion_length(config, parsed.job)
+    elif task in ROLLOUTS:
         if "sequence_length" not in parsed.job:
             parsed.completion_length = trl_grpo.completion_length(config, version)
         parsed.eval_batch_size = None
@@ -157,8 +161,12 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     Raises:
         UnsupportedError: for a version, or a setting, that is not modelled.
     """
+    fields: dict[str, Any]
+    if task == "gkd":
+        fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
+        return fields | trl_gkd.distillation_fields(config)
     loss = with_liger(config, task, version, job, loss_of(task, version))
-    fields: dict[str, Any] = {"task": task, "loss": loss, "batches": "padded"}
+    fields = {"task": task, "loss": loss, "batches": "padded"}
     if task in ROLLOUTS:
         fields |= trl_grpo.generation_fields(config, task, version, job)
         if fields.get("reference", WITHOUT[task]) != "none" and at_least(version, "0.27"):
@@ -283,6 +291,8 @@ def _padded(config: ConfigReader, length: int) -> int:
 
 def task_names(task: str) -> Mapping[str, KeyNames]:
     """TRL's keys for the fields that a user may change."""
+    if task == "gkd":
+        return trl_gkd.NAMES
     if task in ROLLOUTS:
         return trl_grpo.NAMES
     names: dict[str, KeyNames] = {"sequence_length": "max_length"}

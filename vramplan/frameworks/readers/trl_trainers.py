@@ -11,7 +11,7 @@ from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.inputs.job import ROLLOUTS
 
 PREFERENCES = ("dpo", "kto", "orpo", "cpo")
-TASKS = (*PREFERENCES, "reward", *ROLLOUTS)
+TASKS = (*PREFERENCES, "reward", *ROLLOUTS, "gkd")
 """Those whose configurations are read, by the job's task."""
 PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
@@ -21,7 +21,7 @@ CLASSES: Mapping[str, str] = {
     f"{name}{end}": task
     for name, task in (
         ("DPO", "dpo"), ("KTO", "kto"), ("ORPO", "orpo"), ("CPO", "cpo"), ("Reward", "reward"), ("GRPO", "grpo"),
-        ("RLOO", "rloo"),
+        ("RLOO", "rloo"), ("GKD", "gkd"),
     )
     for end in ("Trainer", "Config")
 }  # fmt: skip
@@ -58,7 +58,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     **_of(("dpo", "cpo"), "label_smoothing"),
     **_of(("dpo", "kto"), "precompute_ref_log_probs ref_model_init_kwargs"),
     **_of(("dpo", "kto", *ROLLOUTS), "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
-    **_of((*PREFERENCES, *ROLLOUTS), "beta max_prompt_length max_completion_length"),
+    **_of(("gkd",), "teacher_model_name_or_path teacher_model_init_kwargs lmbda seq_kd max_new_tokens"),
+    **_of((*PREFERENCES, *ROLLOUTS), "max_prompt_length max_completion_length"),
+    **_of((*PREFERENCES, *ROLLOUTS, "gkd"), "beta"),
 }
 """Keys that supervised fine-tuning does not take -> the tasks that do (trl 0.15 to 1.16, trainer/*_config.py)."""
 LOSS_TYPES: Mapping[str, tuple[str, ...]] = {

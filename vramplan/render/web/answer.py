@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vramplan.inputs.job import ROLLOUTS
 from vramplan.planner.search_result import WITHOUT_MARGIN, LeverEffect, Plan, Search
 from vramplan.render.figures import (
     KEYS,
@@ -135,7 +134,7 @@ def _room(estimate: Estimate) -> tuple[str, str]:
 def _time(estimate: Estimate) -> tuple[str, str]:
     time = estimate.step_time
     if time is None:
-        rollout = estimate.job.task in ROLLOUTS
+        rollout = estimate.job.generates_completions
         return "not known", "how long completions take is not known" if rollout else "no rates of this GPU are known"
     text = time_of_step(estimate).removeprefix("about ")
     rest = text.partition(" a step")[2].removeprefix(", ")

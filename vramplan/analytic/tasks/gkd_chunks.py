@@ -1,0 +1,71 @@
+"""Distillation as ms-swift's GKDTrainer computes it: logits of completions, compared 512 tokens at a time.
+
+(4.6, rlhf_trainers/gkd_trainer.py: compute_loss; gkd_loss.py: gkd_loss, jsd_loss.) Logits of both models begin with the
+first completion's first token (``logits_to_keep``); those of the tokens that count are copies, divided by a temperature
+into further copies, which live on beside what each chunk saves for backward.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.divergence import log_sum_exp
+from vramplan.analytic.layers.label_log_probs import log_softmax
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.fused_head import scored_tokens
+from vramplan.analytic.tasks.reference import without_gradients
+from vramplan.analytic.tasks.teacher_outputs import teacher_outputs
+from vramplan.analytic.tasks.whole_logits import logits_of
+
+CHUNK = 512
+"""Tokens that are compared at a time."""
+
+
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
+    tape, job, scored = net.tape, setting.job, scored_tokens(setting.job)
+    student = logits_of(net, setting, phase, batch, scored + 1)
+    with without_gradients(net, phase, name="teacher") as taught:
+        teacher, cache = teacher_outputs(net, setting, taught, batch, scored + 1)
+    tape.module = "loss"
+    rows, kept, vocabulary = student.shape
+    labels = [tape.empty((rows, kept), "int64", "labels rolled by one") for _ in range(2)]
+    masks = [tape.empty((rows, kept), "bool", "tokens that count") for _ in range(2)]
+    active = [_chosen(one, (rows * scored, vocabulary)) for one in (student, teacher)]
+    scaled = [ops.scale(one, "logits divided by the temperature") for one in active]
+    total = _in_chunks(scaled[0], scaled[1], job.divergence)
+    loss = ops.scale(total, "loss")
+    del masks, active, scaled, total, labels, teacher, cache
+    return loss
+
+
+def _chosen(logits: Tensor, shape: tuple[int, int]) -> Tensor:
+    """``logits[mask]``."""
+    positions = logits.tape.empty((shape[0], 2), "int64", "positions of the tokens that count")
+    return ops.gathered(logits, shape, "logits of the tokens that count")
+
+
+def _in_chunks(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
+    """``jsd_loss``: the sum over all (N, V) logits; names of a chunk hold its tensors until the next replaces them."""
+    tape, (count, vocabulary) = student.tape, student.shape
+    total = tape.empty((), student.dtype, "sum of the divergences")
+    for first in range(0, count, CHUNK):
+        shape = (min(CHUNK, count - first), vocabulary)
+        own = log_softmax(ops.sliced(student, shape))
+        other = log_softmax(ops.sliced(teacher, shape))
+        if kind == "forward_kl":
+            found = _kl_div(own, other)
+        elif kind == "reverse_kl":
+            found = _kl_div(other, own)
+        else:
+            mixture = log_sum_exp(ops.stack([ops.shift(own), ops.shift(other)]))
+            found = ops.add(ops.scale(_kl_div(mixture, other)), ops.scale(_kl_div(mixture, own)))
+        total = ops.add(total, ops.total(found.view(shape[0])).view())
+    return total
+
+
+def _kl_div(of: Tensor, target: Tensor) -> Tensor:
+    """``default_kl_div``: a number for each token."""
+    return ops.total(ops.mul(ops.exp(target), ops.subtract(target, of)))

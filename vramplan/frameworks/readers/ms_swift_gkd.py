@@ -1,0 +1,64 @@
+"""ms-swift's ``swift rlhf --rlhf_type gkd``: distillation with a teacher (4.6: rlhf_args.py, gkd_trainer.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vramplan.frameworks.nearest import estimate_command
+from vramplan.frameworks.readers import trl_gkd
+from vramplan.frameworks.settings import ConfigReader
+
+SINCE = "4.6"
+"""The first version whose trainer was read."""
+NOT_MODELLED = {
+    "teacher_adapters": "adapters of the teacher are not modelled yet",
+    "teacher_model_server": "a teacher on other GPUs, of whose logits the highest come back, is not modelled yet",
+    "teacher_deepspeed": "DeepSpeed of the teacher's own is not modelled yet",
+    "offload_teacher_model": "a teacher that comes and goes is not modelled yet",
+    "gkd_logits_topk": "the highest logits alone are not modelled yet",
+    "sft_alpha": "adds a cross-entropy of all logits, which is not modelled yet",
+    "use_liger_kernel": "with gkd is not modelled yet",
+    "padding_free": "with gkd is not modelled yet",
+    "packing": "with gkd is not modelled yet",
+    "resume_from_checkpoint": "with gkd is not modelled yet",
+    "adapters": "with gkd are not modelled yet",
+}
+NO_CHANGE = ("seq_kd", "temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
+"""Settings that change nothing where nobody generates on these GPUs."""
+
+
+def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What gkd changes in a job that has been read for supervised fine-tuning.
+
+    Raises:
+        UnsupportedError: for a setting that is not modelled, with the nearest estimate where completions are generated
+            on the GPUs that train.
+    """
+    teacher = config.string("teacher_model")
+    if not teacher or teacher == model:
+        raise config.unsupported("rlhf_type", "without another teacher_model: self-distillation is not modelled yet")
+    for name, why in NOT_MODELLED.items():
+        config.require_off(name, why=why)
+    if job.get("strategy") not in (None, "ddp", "zero1", "zero2"):
+        raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero2")
+    fields: dict[str, Any] = {
+        "task": "gkd",
+        "loss": "logits_to_keep",
+        "batches": "padded",
+        "teacher": teacher,
+        "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
+        "divergence": trl_gkd.divergence(config.number("beta", default=0.5)),
+        "generated_by": "none",
+    }
+    if job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    config.read_keys |= set(NO_CHANGE)
+    apart = config.boolean("use_vllm", default=False) and config.lowercase("vllm_mode", default="colocate") == "server"
+    if config.number("lmbda", default=0.5) > 0.0 and not apart:
+        shown = {name: one for name, one in {**job, **fields}.items() if name != "teacher_dtype"}
+        raise config.unsupported(
+            "lmbda" if config.has("lmbda") else "rlhf_type",
+            "generates completions on the GPUs that train, which is not modelled of ms-swift; nearest, on completions"
+            f" of the data set (lmbda 0): {estimate_command(model, shown)} --loss logits_to_keep",
+        )
+    return fields

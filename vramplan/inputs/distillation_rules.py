@@ -1,0 +1,81 @@
+"""What distillation with a teacher cannot do, or what is not modelled of it."""
+
+from __future__ import annotations
+
+from vramplan.inputs.job import Job
+from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+
+ALONE = ("teacher", "teacher_dtype", "divergence", "generated_by")
+"""Settings that only distillation has."""
+
+
+def distils(job: Job) -> bool:
+    """Whether TRL's GKDTrainer runs the job."""
+    return job.task == "gkd"
+
+
+def _alone(name: str) -> Rule:
+    return Rule(
+        lambda job: not distils(job) and getattr(job, name) != Job.model_fields[name].default,
+        IMPOSSIBLE,
+        f"{{{name}}} has no meaning without {{task=gkd}}",
+    )
+
+
+DISTILLATION_RULES = (
+    *map(_alone, ALONE),
+    Rule(
+        lambda job: distils(job) and job.teacher is None,
+        IMPOSSIBLE,
+        "{task} needs the model to learn from: give its name, a folder or a config.json as {teacher=MODEL}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss not in ("standard", "sliced", "logits_to_keep"),
+        UNSUPPORTED,
+        "{loss} with {task} is not modelled: TRL's GKDTrainer compares whole logits; use {loss=standard}, or"
+        " {loss=sliced} for TRL up to 1.6, {loss=logits_to_keep} for ms-swift",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss == "logits_to_keep" and job.generated_by != "none",
+        UNSUPPORTED,
+        "{generated_by} with {loss} is not modelled: ms-swift generates for all micro-batches of a step at once; use"
+        " {generated_by=none}, or {loss=standard} for TRL",
+    ),
+    Rule(
+        lambda job: distils(job) and job.batches == "packed",
+        UNSUPPORTED,
+        "{batches} with {task}: TRL's GKDTrainer pads samples; use {batches=padded}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loop == "plain",
+        UNSUPPORTED,
+        "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.pictures > 0,
+        UNSUPPORTED,
+        "{task} with images is not modelled; a language model of text alone is",
+    ),
+    Rule(
+        lambda job: distils(job) and job.lengths is not None,
+        UNSUPPORTED,
+        "samples of several lengths with {task} are not modelled; give {sequence_length} of the longest",
+    ),
+    Rule(
+        lambda job: distils(job) and job.experts == "linear",
+        UNSUPPORTED,
+        "{experts} with {task} is not modelled: give {experts=stacked}, as in transformers 5",
+    ),
+    Rule(
+        lambda job: distils(job) and (job.strategy in ("fsdp", "device_map", "zero0") or job.offload != "none"),
+        UNSUPPORTED,
+        "{strategy} {offload} with {task} is not modelled: TRL's GKDTrainer does not place a teacher under FSDP; use"
+        " {strategy=ddp} or zero2, and {offload=none}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.strategy == "zero3",
+        UNSUPPORTED,
+        "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=zero2}, under which every GPU"
+        " holds the whole teacher",
+    ),
+)
