@@ -14,6 +14,7 @@ from typing import NamedTuple
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, unfolded_of
 from vramplan.analytic.layer_folding import unfold
+from vramplan.analytic.reward_model import scored
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
@@ -48,15 +49,16 @@ class RolloutPhase(NamedTuple):
         record.extend(self.events, record.splice(passes.shifted(self.kind_of, first)))
 
 
-Generated = dict[tuple[int, str], RolloutPhase]
-"""Generations that were simulated, by the number of prompts and the GPU: batches of the same size share them."""
+Generated = dict[tuple[str, int, str], RolloutPhase]
+"""Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
+share them."""
 
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if step.job.task not in ROLLOUTS:
         return []
-    return [*_generation(step, generated), *_scoring(step)]
+    return [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -87,7 +89,7 @@ def is_scored(job: Job) -> bool:
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     job = step.job
     if job.generate_with == "transformers":
-        key = job.micro_batch_size * steps_per_generation(job), step.card.name
+        key = "generation", job.micro_batch_size * steps_per_generation(job), step.card.name
         if key not in generated:
             generated[key] = _by_transformers(step)
         yield generated[key]
@@ -178,6 +180,18 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
         for number, info in enumerate(record.storages)
     ]
     yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
+
+
+def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
+    """The reward model's forward on all completions of a generation."""
+    job = step.job
+    if job.reward_model is None:
+        return
+    rows = job.micro_batch_size * steps_per_generation(job)
+    key = "reward", rows, step.card.name
+    if key not in generated:
+        generated[key] = RolloutPhase("reward", *scored(job, step.card, rows))
+    yield generated[key]
 
 
 def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:

@@ -93,10 +93,10 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
     return found
 
 
-def reference_storages(placed: Iterable[Placed], setting: StepSpec) -> list[Storage]:
-    """The weights and buffers of a second model that does not train."""
+def reference_storages(placed: Iterable[Placed], setting: StepSpec, whose: str = "reference") -> list[Storage]:
+    """The weights and buffers of another model that does not train."""
     own = [storage for one in placed if not one.parameter.is_adapter for storage in one.storages()]
-    return [replace(one, label=f"reference {one.label}") for one in (*own, *buffers_of(setting))]
+    return [replace(one, label=f"{whose} {one.label}") for one in (*own, *buffers_of(setting))]
 
 
 def _by_layer(record: StepRecord) -> dict[int | None, list[RecordedWeight]]:

@@ -75,7 +75,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own", "reward_model": None, "reward_dtype": None,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -264,6 +264,11 @@ class Job(Record):
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
+    reward_model: str | None = None
+    """A model that scores the completions on the same GPU (grpo, rloo): a name, a folder or a config.json; null: they
+    are scored by functions, or elsewhere."""
+    reward_dtype: Dtype | None = None
+    """Stored dtype of the reward model's weights; null: `dtype`."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"

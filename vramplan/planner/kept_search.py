@@ -15,6 +15,7 @@ from vramplan import disk_cache
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
 from vramplan.inputs.links import Links
+from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
@@ -64,7 +65,8 @@ def _key(spec: ModelSpec, card: Gpu, global_batch: int, options: Mapping[str, An
     """Everything that an answer depends on; None if it may depend on more."""
     question = {name: value for name, value in sorted(options.items()) if value is not None}
     try:
-        return json.dumps([FORMAT, spec.model_dump(mode="json"), card.model_dump(mode="json"), global_batch, question])
+        models = [one.model_dump(mode="json") for one in (spec, *other_models(question))]
+        return json.dumps([FORMAT, models, card.model_dump(mode="json"), global_batch, question])
     except TypeError:  # an option that is no plain value
         return None
 

@@ -1,0 +1,82 @@
+"""A reward model beside GRPO and RLOO: the tape against TRL's own trainers, what it adds, what is refused."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.helpers import spec_of
+from tests.recorded_runs import errors_of
+from tests.trl_rewards import recorded
+from tests.trl_runs import GPU
+from vramplan import estimate
+from vramplan.errors import VramplanError
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.001, 0.0001
+MODEL = "qwen2.5-0.5b"
+SETTINGS: dict[str, Any] = {"task": "grpo", "sequence_length": 512, "prompt_length": 128, "micro_batch_size": 8}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} " + " ".join(f"{name}={value}" for name, value in row["job"].items())
+
+
+@pytest.mark.parametrize("row", RECORDED[::6], ids=name_of)
+def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
+    assert max(errors_of(row, GPU).values()) <= WORST
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_trl() -> None:
+    assert len(RECORDED) >= 25
+    errors = {name_of(row): errors_of(row, GPU) for row in RECORDED}
+    assert not [name for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
+
+
+def test_its_weights_stay_all_the_time() -> None:
+    alone = estimate(MODEL, "a100-80gb", **SETTINGS)
+    beside = estimate(MODEL, "a100-80gb", reward_model="qwen3-0.6b", **SETTINGS)
+    spec = spec_of("qwen3-0.6b")
+    weights = 2 * (spec.num_parameters or 0) + 2 * spec.config["hidden_size"]  # with the head of one label
+    for phase in ("loaded", "generation", "forward", "backward", "optimizer"):
+        assert beside.phases[phase] - alone.phases[phase] == pytest.approx(weights, rel=0.001)
+
+
+def test_all_completions_of_a_generation_are_scored_at_once() -> None:
+    """Four micro-batches of a generation need four times the keys and values of one."""
+    added = {}
+    for steps in (1, 4):
+        job = {**SETTINGS, "gradient_accumulation_steps": steps, "generate_with": "vllm_server"}
+        found = estimate(MODEL, "a100-80gb", reward_model="llama-3.2-1b", **job)
+        added[steps] = found.phases["reward"] - found.phases["optimizer"]
+    assert added[4] == pytest.approx(4 * added[1], rel=0.1)
+
+
+def test_a_reward_model_of_another_vocabulary_is_scored_by_its_own_tokenizer() -> None:
+    found = estimate(MODEL, "a100-80gb", reward_model="smollm2-135m", **SETTINGS)
+    assert found.phases["reward"] > 0
+    assert any("smollm2-135m" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reward_model": "no-such-model-at-all"}, "reward_model=no-such-model-at-all"),
+        ({"reward_model": "os:system"}, "code of your own is never run"),
+        ({"reward_model": "t5-small"}, "reward_model=t5-small: "),
+        ({"reward_model": MODEL, "task": None, "prompt_length": None}, "no meaning without task=grpo"),
+        ({"reward_model": MODEL, "task": "dpo"}, "no meaning without task=grpo"),
+        ({"reward_dtype": "fp32"}, "no meaning without reward_model"),
+        ({"reward_model": MODEL, "strategy": "zero3", "num_gpus": 2}, "strategy=zero2"),
+        ({"reward_model": "gpt2", "sequence_length": 4096}, "reward_model=gpt2: "),
+    ],
+)
+def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        estimate(MODEL, "a100-80gb", **{**SETTINGS, **settings})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
