@@ -24,7 +24,7 @@ from vramplan.frameworks.settings import ConfigReader, Kind, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
-from vramplan.inputs.load import load_model
+from vramplan.inputs.load import load_model, names_setting
 from vramplan.inputs.model_inputs import MODEL_INPUTS, complete
 from vramplan.inputs.model_names import named_model
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -127,12 +127,29 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
         job |= video_sampling.settled(spec, config.video_sampling, job, config.notes)
     elif takes_images:
         job |= image_limits.settled(spec, config, job)
+    if job.get("reward_model") is not None:
+        job |= _reward_model(config, job)
     if job.get("fused_kernels"):
         job |= _liger_of(spec, config, job)
     lists = FRAMEWORKS[config.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
+
+
+def _reward_model(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """The reward model by the name that means it, and the dtype of its checkpoint if that is what loads it."""
+    name = job["reward_model"]
+    with names_setting("reward_model", name):
+        spec, note = named_model(name)
+    if note:
+        config.notes.append(Note("warning", "reward_model", note))
+    dtype = job.get("reward_dtype")
+    if dtype == "auto":
+        dtype = spec.published_dtype
+        assumption = "taken as bf16; fp32 would take twice as much" if dtype is None else f"{dtype} here"
+        config.notes.append(Note("warning", "reward_model", f"is loaded in its checkpoint's own dtype, {assumption}"))
+    return {"reward_model": spec.name, "reward_dtype": dtype or "bf16"}
 
 
 def with_prompt(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
