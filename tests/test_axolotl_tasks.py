@@ -79,7 +79,7 @@ def test_the_length_of_a_prompt_is_open(tmp_path: Any) -> None:
         (trl("async_prefetch: true"), "async_prefetch"),
         (trl("use_liger_loss: true"), "use_liger_loss"),
         (trl("entropy_coef: 0.1"), "entropy"),
-        (trl("reward_funcs: [org/reward-model]"), "reward model"),
+        (trl("reward_funcs: [org/reward-model, org/another]"), "one reward model is"),
         (trl("use_vllm: true, vllm_mode: colocate, vllm_enable_sleep_mode: true"), "PYTORCH_ALLOC_CONF"),
         ({**GRPO, "trl": "{num_generations: 8}"}, "max_completion_length is not set"),
         ({key: value for key, value in GRPO.items() if key != "trl"}, "without the section trl"),

@@ -220,9 +220,14 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
     assert "exceed the 2048 positions" in " ".join(done.stdout.split())
 
 
+OF_TASKS = (
+    " --reference --prompt-len --generate-with --num-generations --reward-model --vllm-share --teacher --divergence"
+    " --generated-by"
+)
+"""Options of preference and reinforcement training, which commands share."""
 FLAGS = {
     "suggest": "--gpu --link --network --global-batch --for --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank"
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
@@ -238,7 +243,7 @@ FLAGS = {
     " --accumulation --by --explain --plot --snapshot --for --html"
     " --confidence --trust-remote-code"
     " --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -250,7 +255,7 @@ FLAGS = {
     "report": "--gpu --out --micro-batch --accumulation --global-batch --gpus"
     " --confidence --trust-remote-code"
     " --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -260,7 +265,7 @@ FLAGS = {
     "adapt plan": "--gpu --link --network --global-batch --largest-global-batch --prefer --confidence"
     " --trust-remote-code --no-cache"
     " --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -271,7 +276,7 @@ FLAGS = {
     " --eta --schedule --plot --json --help",
     "compare": "--gpu --link --network --micro-batch --accumulation --confidence --trust-remote-code"
     " --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype --autocast --quantize"
     " --optimizer"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
@@ -284,7 +289,7 @@ FLAGS = {
     " --tokenizer --min-headroom --confidence --fix --write --verbose --json"
     " --help",
     "images": "--gpu --sizes --plot --confidence --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --expandable-segments"
@@ -296,7 +301,7 @@ FLAGS = {
     "table": "--models --gpus --methods --seq-lens --show --micro-batch --format --config --name --check --write"
     " --shard --out --merge --verbose --jobs"
     " --confidence --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --lora-rank --lora-targets --lora-dropout --lora-dtype --dtype"
     " --autocast --quantize"
     " --optimizer --target-len --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
@@ -306,7 +311,7 @@ FLAGS = {
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
     " --history --trust-remote-code --task --num-labels"
-    " --reference --prompt-len --generate-with --num-generations --vllm-share --teacher --divergence --generated-by"
+    f"{OF_TASKS}"
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len"
     " --expandable-segments"

@@ -118,7 +118,8 @@ const changes = [["tokens", "12"], ["method", "qlora"], ["rank", "32"], ["gpu", 
   ["checkpointing", "none"], ["attention", "eager"], ["quantize", "nf4"], ["dtype", "fp16"], ["batches", "padded"],
   ["images", "1"], ["image", "448x448"], ["images", ""], ["image", ""], ["task", "dpo"], ["prompt", "256"],
   ["task", "grpo"], ["engine", "vllm_server"], ["completions", "4"],
-  ["engine", "vllm"], ["share", "0.2"], ["kernels", "all"], ["segments", "true"], ["task", ""], ["model", "Qwen/Qwen2.5-0.5B"]];
+  ["engine", "vllm"], ["share", "0.2"], ["kernels", "all"], ["segments", "true"],
+  ["task", ""], ["model", "Qwen/Qwen2.5-0.5B"]];
 for (const [name, value] of changes) {
   await set(name, value);
   const line = page().querySelector("#commands pre").textContent.replaceAll("\\\\\\n", "");
@@ -153,7 +154,9 @@ await send({ step: "forward", head: head() });
             assert " GiB of ".join(figures(*line.split()[2:])) in steps[step]["head"]
     assert steps["back"]["model"] == "Qwen/Qwen2.5-7B-Instruct"
     assert "batches=padded" in steps["back"]["address"]
-    verdicts = [steps[step]["head"].partition("Free: ")[0] for step in ("forward", "model")]  # a free change comes later
+    verdicts = [
+        steps[step]["head"].partition("Free: ")[0] for step in ("forward", "model")
+    ]  # a free change comes later
     assert verdicts[0] == verdicts[1]
 
 

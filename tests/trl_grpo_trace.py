@@ -17,6 +17,8 @@ from tests.trl_trace import Setup, TrlRun, ones
 class Completions(Setup):
     """A trainer of completions from elsewhere."""
 
+    reward_model: nn.Module | None = None
+
     def trainer_of(
         self, trainer: type, config: type, beta: float, model: nn.Module, peft: Any, folder: str, words: Any
     ) -> Any:
@@ -31,7 +33,8 @@ class Completions(Setup):
         )
         return trainer(
             model,
-            lambda **_: [0.0],
+            self.reward_model or (lambda **_: [0.0]),
+            reward_processing_classes=words if self.reward_model is not None else None,
             args=arguments,
             train_dataset=Dataset.from_list([{"prompt": "w3"}]),
             processing_class=words,

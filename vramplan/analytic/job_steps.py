@@ -13,6 +13,7 @@ from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
+from vramplan.analytic.reward_model import reward_notes
 from vramplan.analytic.rollout_phases import Generated, rollout_size
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
@@ -103,6 +104,8 @@ class JobSteps:
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         if is_colocated(job):
             check_share(spec, job, card)
+        if job.reward_model is not None:
+            self.notes = [*self.notes, *reward_notes(job, card)]
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._known = KnownShapes() if known is None else known
@@ -382,12 +385,13 @@ def phases(at: StepAt, shape: Shape) -> tuple[Kernels, Kernels]:
 
 
 def depends_on_size(job: Job) -> bool:
-    """Whether a step depends on the GPU's size.
+    """Whether a step depends on the GPU, beyond the kernels that its model runs.
 
     ZeRO-1 and 2 flatten weights on the host if the GPU lacks memory, transformers 4 requests no more than is free
-    before it loads, and vLLM takes a share of the GPU.
+    before it loads, vLLM takes a share of the GPU, and a reward model runs kernels of its own.
     """
-    return job.strategy in ("zero1", "zero2") or (job.is_mapped and job.experts == "linear") or is_colocated(job)
+    maps = job.is_mapped and job.experts == "linear"
+    return job.strategy in ("zero1", "zero2") or maps or is_colocated(job) or job.reward_model is not None
 
 
 def count_notes(spec: ModelSpec, job: Job, counted: int) -> list[str]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
+from vramplan.analytic.reward_model import scored
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
@@ -49,8 +50,9 @@ class RolloutPhase(NamedTuple):
         record.extend(self.events, record.splice(passes.shifted(self.kind_of, first)))
 
 
-Generated = dict[tuple[int, str], RolloutPhase]
-"""Generations that were simulated, by the number of prompts and the GPU: batches of the same size share them."""
+Generated = dict[tuple[str, int, str], RolloutPhase]
+"""Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
+share them."""
 
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
@@ -59,7 +61,7 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
         return []
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
-    return [*_generation(step, generated), *_scoring(step)]
+    return [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -90,7 +92,7 @@ def is_scored(job: Job) -> bool:
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     job = step.job
     if job.generate_with == "transformers":
-        key = job.micro_batch_size * steps_per_generation(job), step.card.name
+        key = "generation", job.micro_batch_size * steps_per_generation(job), step.card.name
         if key not in generated:
             made = _by_transformers(step, step.setting, job.micro_batch_size * steps_per_generation(job))
             generated[key] = _gathered(step, made, whole=True)
@@ -140,7 +142,7 @@ def _distilled(step: Step, who: str, generated: Generated) -> RolloutPhase:
     """``generate`` by the student or by the teacher for the prompts of a micro-batch."""
     setting = step.setting if who == "student" else step.setting.teacher
     assert setting is not None
-    key = step.job.micro_batch_size, f"{step.card.name} {who}"
+    key = who, step.job.micro_batch_size, step.card.name
     if key not in generated:
         caches = step.job.checkpointing == "none"
         generated[key] = _by_transformers(step, setting, step.job.micro_batch_size, caches)
@@ -200,6 +202,18 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
         for number, info in enumerate(record.storages)
     ]
     yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
+
+
+def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
+    """The reward model's forward on all completions of a generation."""
+    job = step.job
+    if job.reward_model is None:
+        return
+    rows = job.micro_batch_size * steps_per_generation(job)
+    key = "reward", rows, step.card.name
+    if key not in generated:
+        generated[key] = RolloutPhase("reward", *scored(job, step.card, rows))
+    yield generated[key]
 
 
 def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:

@@ -161,6 +161,12 @@ JOB_FLAGS = {
         " trains), vllm_server (transformers).",
     ),
     "num_generations": Flag(int, DATA, "grpo: completions of each prompt (8)."),
+    "reward_model": Flag(
+        str,
+        METHOD,
+        "grpo, rloo: a model that scores completions on the same GPU (functions do).",
+        complete=completion.model_names,
+    ),
     "vllm_share": Flag(float, METHOD, "grpo: share of the GPU that vLLM takes, vllm_gpu_memory_utilization (0.3)."),
     "lengths": Flag(
         str,

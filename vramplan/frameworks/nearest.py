@@ -30,6 +30,7 @@ FLAGS = {
     "generated_by": "--generated-by",
     "num_generations": "--num-generations",
     "generate_with": "--generate-with",
+    "reward_model": "--reward-model",
     "vllm_share": "--vllm-share",
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
@@ -46,6 +47,11 @@ ALWAYS = ("autocast", "sequence_length")
 """Fields whose default the command line completes otherwise."""
 
 
+PPO_NEAREST = (
+    "nearest, without the value model, which trains too: `vramplan estimate MODEL --gpu GPU --task grpo"
+    " --reference model --loss standard --reward-model MODEL --seq-len N --prompt-len N`"
+)
+"""What TRL's PPOTrainer is refused with."""
 GPU = "--gpu GPU"
 """What commands in errors have for the GPU, which those that name them do not know."""
 

@@ -77,7 +77,8 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None,
+    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None, "reward_model": None,
+    "reward_dtype": None,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -281,6 +282,11 @@ class Job(Record):
     """`task` gkd: who generates completions during training, by transformers' ``generate``: the student (TRL's
     ``lmbda`` above 0), the teacher (``seq_kd`` and ``lmbda`` 0), both by turns, or none (samples of the data set
     alone)."""
+    reward_model: str | None = None
+    """A model that scores the completions on the same GPU (grpo, rloo): a name, a folder or a config.json; null: they
+    are scored by functions, or elsewhere."""
+    reward_dtype: Dtype | None = None
+    """Stored dtype of the reward model's weights; null: `dtype`."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from vramplan.errors import ConfigError, UnknownNameError, setting
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from vramplan.errors import ConfigError, HubError, UnknownNameError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.gpu_by_size import gpu_of_size, is_size
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.platforms import on_platform
 from vramplan.inputs.resolve import resolve_model
+
+OTHER_MODELS = {"reward_model": "reward_dtype", "teacher": "teacher_dtype"}
+"""Fields of a job that name a model beside the one that trains."""
 
 
 def load_model(name: str | ModelSpec) -> ModelSpec:
@@ -29,6 +37,41 @@ def load_named_model(name: str) -> ModelSpec:
         VramplanError: if the name is unknown, or an import path.
     """
     return resolve_model(name)
+
+
+@lru_cache(maxsize=16)
+def load_other_model(field: str, name: str) -> ModelSpec:
+    """A model that a job names in this field, beside the one that trains.
+
+    Raises:
+        VramplanError: naming the field, if the name is unknown or an import path.
+    """
+    with names_setting(field, name):
+        return load_named_model(name)
+
+
+@contextmanager
+def names_setting(field: str, value: str) -> Iterator[None]:
+    """Errors inside begin with a setting of the job.
+
+    Raises:
+        VramplanError: the same, or a ConfigError.
+    """
+    try:
+        yield
+    except (UnsupportedError, HubError) as error:
+        raise type(error)(f"{setting(field, value)}: {error.text}") from error
+    except VramplanError as error:
+        raise ConfigError(f"{setting(field, value)}: {error.text}") from error
+
+
+def other_models(job: Mapping[str, Any]) -> list[ModelSpec]:
+    """The models that a job names beside the one that trains.
+
+    Raises:
+        VramplanError: if a name is unknown.
+    """
+    return [load_other_model(field, job[field]) for field in OTHER_MODELS if isinstance(job.get(field), str)]
 
 
 def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
+ALONE = (
+    "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
+    "reward_model",
+)  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {"grpo": ("standard", "chunked", "liger"), "rloo": ("standard", "chunked")}
 
@@ -83,6 +86,16 @@ ROLLOUT_RULES = (
         IMPOSSIBLE,
         "{quantize} with {generate_with}: vLLM does not quantize to 8 bits while it loads (TRL refuses it); use"
         " {quantize=nf4}",
+    ),
+    Rule(
+        lambda job: job.reward_dtype is not None and job.reward_model is None,
+        IMPOSSIBLE,
+        "reward_dtype has no meaning without {reward_model}",
+    ),
+    Rule(
+        lambda job: job.reward_model is not None and job.shards_weights,
+        UNSUPPORTED,
+        "{reward_model} under {strategy} is not modelled; use {strategy=zero2}, or leave it out for the policy alone",
     ),
     Rule(
         lambda job: generates(job) and job.loss not in LOSSES[str(job.task)],

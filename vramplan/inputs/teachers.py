@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from vramplan.errors import ConfigError, VramplanError, setting
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
-from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
-from vramplan.inputs.resolve import resolve_model
+from vramplan.inputs.load import load_other_model
+from vramplan.inputs.model_spec import ModelSpec
 
 
 def teacher_name(given: object) -> str:
@@ -17,7 +15,7 @@ def teacher_name(given: object) -> str:
         VramplanError: if there is no such model, or a loaded one is not what its name stands for.
     """
     name = given.name if isinstance(given, ModelSpec) else str(given)
-    spec = teacher_called(name)
+    spec = load_other_model("teacher", name)
     if isinstance(given, ModelSpec) and given != spec:
         raise ConfigError(
             f"{setting('teacher', name)}: the loaded model is not the one of this name; give a folder or a config.json"
@@ -31,20 +29,4 @@ def teacher_of(job: Job) -> ModelSpec | None:
     Raises:
         VramplanError: if there is no such model.
     """
-    return None if job.teacher is None else teacher_called(job.teacher)
-
-
-@lru_cache(maxsize=16)
-def teacher_called(name: str) -> ModelSpec:
-    """The model of this name.
-
-    Raises:
-        VramplanError: if there is no such model.
-    """
-    try:
-        spec = resolve_model(name, typed=True)
-    except VramplanError as error:
-        raise ConfigError(f"{setting('teacher', name)}: {error.text}") from error
-    if spec.model_type == IMPORT_PATH:
-        raise ConfigError(f"{setting('teacher', name)}: give a Hub id (org/name), a folder or a config.json")
-    return spec
+    return None if job.teacher is None else load_other_model("teacher", job.teacher)

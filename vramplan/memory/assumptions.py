@@ -109,7 +109,7 @@ def _describe_task(job: Job) -> str:
         return ""
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task in ROLLOUTS:
-        return f"{_describe_grpo(job)}{prompt}, {REFERENCES[job.reference_source]}; "
+        return f"{_describe_grpo(job)}{_describe_rewards(job)}{prompt}, {REFERENCES[job.reference_source]}; "
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
     if job.loss == "value_head":
@@ -156,6 +156,14 @@ def _describe_grpo(job: Job) -> str:
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
     return f"{str(job.task).upper()} as TRL {version} runs it, {engine}{shared}"
+
+
+def _describe_rewards(job: Job) -> str:
+    """The reward model on the same GPU; empty without one."""
+    if job.reward_model is None:
+        return ""
+    dtype = job.reward_dtype or job.dtype
+    return f", rewards by {job.reward_model} in {dtype} on the same GPU, whose tokenizer gives as many tokens"
 
 
 def describe_strategy(job: Job) -> str:

@@ -22,7 +22,9 @@ from vramplan.step_time.notes import time_notes
 from vramplan.step_time.rates import generation_of, is_timed
 from vramplan.step_time.step_time import ComputeTime, StepTime
 
-PHASES = ("loaded", "generation", "scoring", "forward", "reference", "teacher", "backward", "optimizer", "eval")
+PHASES = (
+    "loaded", "generation", "scoring", "reward", "forward", "reference", "teacher", "backward", "optimizer", "eval",
+)  # fmt: skip
 """All phases in order. `reference` (the forward of a preference loss's reference), `generation` and `scoring` (of
 completions, in reinforcement learning) are not part of every job."""
 

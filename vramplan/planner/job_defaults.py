@@ -11,6 +11,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
+from vramplan.inputs.load import load_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
@@ -54,6 +55,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
+    if isinstance(job.get("reward_model"), str):
+        job["reward_model"] = load_other_model("reward_model", job["reward_model"]).name
     if job.get("task") in ROLLOUTS:
         job.setdefault("loss", "chunked")  # TRL 1.16
         job.setdefault("batches", "padded")  # completions differ in length

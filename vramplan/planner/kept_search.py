@@ -15,8 +15,8 @@ from vramplan import disk_cache
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
 from vramplan.inputs.links import Links
+from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.teachers import teacher_called
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
 from vramplan.planner.load import load_both
@@ -64,10 +64,9 @@ def suggest(
 def _key(spec: ModelSpec, card: Gpu, global_batch: int, options: Mapping[str, Any]) -> str | None:
     """Everything that an answer depends on; None if it may depend on more."""
     question = {name: value for name, value in sorted(options.items()) if value is not None}
-    if isinstance(question.get("teacher"), str):
-        question["teacher"] = teacher_called(question["teacher"]).model_dump(mode="json")
     try:
-        return json.dumps([FORMAT, spec.model_dump(mode="json"), card.model_dump(mode="json"), global_batch, question])
+        models = [one.model_dump(mode="json") for one in (spec, *other_models(question))]
+        return json.dumps([FORMAT, models, card.model_dump(mode="json"), global_batch, question])
     except TypeError:  # an option that is no plain value
         return None
 

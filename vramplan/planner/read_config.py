@@ -24,7 +24,7 @@ from vramplan.frameworks.settings import ConfigReader, Kind, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
-from vramplan.inputs.load import load_model
+from vramplan.inputs.load import OTHER_MODELS, load_model, names_setting
 from vramplan.inputs.model_inputs import MODEL_INPUTS, complete
 from vramplan.inputs.model_names import named_model
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -128,27 +128,31 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
         job |= video_sampling.settled(spec, config.video_sampling, job, config.notes)
     elif takes_images:
         job |= image_limits.settled(spec, config, job)
+    for field, dtype_field in OTHER_MODELS.items():
+        if job.get(field) is not None:
+            job |= _named_by(field, dtype_field, config, job)
     if job.get("fused_kernels"):
         job |= _liger_of(spec, config, job)
-    if job.get("teacher"):
-        job |= _taught_by(config, job)
     lists = FRAMEWORKS[config.framework].expands_all_linear and job.get("experts", "stacked") == "stacked"
     if job["method"] != "full" and lists and job.get("lora_targets") is None:
         job["lora_targets"] = listed_layers(spec)
     return {name: value for name, value in job.items() if value is not None}
 
 
-def _taught_by(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
-    """The teacher that a configuration names, and its dtype, if that is its checkpoint's own."""
-    try:
-        teacher, note = named_model(job["teacher"])
-    except VramplanError as error:
-        error.args = (f"{config.names.get('teacher', 'teacher')} {error.text}",)
-        raise
+def _named_by(field: str, dtype_field: str, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
+    """Another model by the name that means it, and the dtype of its checkpoint if that is what loads it."""
+    name = job[field]
+    with names_setting(field, name):
+        spec, note = named_model(name)
     if note:
-        config.notes.append(Note("warning", "teacher", note))
-    dtype = job.get("teacher_dtype")
-    return {"teacher": teacher.name, "teacher_dtype": (teacher.published_dtype or "bf16") if dtype == "auto" else dtype}
+        config.notes.append(Note("warning", field, note))
+    dtype = job.get(dtype_field)
+    if dtype == "auto":
+        dtype = spec.published_dtype
+        assumption = "taken as bf16; fp32 would take twice as much" if dtype is None else f"{dtype} here"
+        config.notes.append(Note("warning", field, f"is loaded in its checkpoint's own dtype, {assumption}"))
+        dtype = dtype or "bf16"
+    return {field: spec.name, dtype_field: dtype}
 
 
 def with_prompt(config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:

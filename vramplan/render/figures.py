@@ -159,7 +159,10 @@ def trainer(job: Job) -> str:
         "standard": "up to 1.12" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
     }
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
-    return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task in ROLLOUTS else "")
+    if job.task not in ROLLOUTS:
+        return f"{name} of TRL{versions}"
+    rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
+    return f"{name} of TRL{versions}, {ENGINES[job.generate_with]}{rewards}"
 
 
 TRL_VERSIONS = {

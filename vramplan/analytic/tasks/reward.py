@@ -22,14 +22,14 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         return value_head.compute_loss(net, setting, phase, batch)
     job, tape = setting.job, net.tape
     with tape.autocasting(job.autocast if job.casts else None):
-        rewards = _rewards(net, setting, phase, batch)
+        rewards = rewards_of(net, setting, phase, batch)
     tape.module = "loss"
     if job.casts:
         rewards = ops.to(rewards, "fp32", "outputs converted to fp32 (accelerate)")
     return of_samples(rewards)
 
 
-def _rewards(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+def rewards_of(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """The number at the last token of each text."""
     tape, ids = net.tape, batch.inputs["input_ids"]
     hidden = language_model(forward_pass(net, setting, phase, batch), setting.config)

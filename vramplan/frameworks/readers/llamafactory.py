@@ -8,7 +8,14 @@ from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
-from vramplan.frameworks.readers.llamafactory_tasks import STAGES, WRITTEN, refuse_stage, stage_pairs, task_fields
+from vramplan.frameworks.readers.llamafactory_tasks import (
+    STAGES,
+    WRITTEN,
+    refuse_ppo,
+    refuse_stage,
+    stage_pairs,
+    task_fields,
+)
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapter_fields,
@@ -62,7 +69,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         version, where = "0.7.0", "by its script"
     _require_training(config)
     stage = config.lowercase("stage", default="sft")
-    if stage not in ("sft", "pt", *STAGES):
+    if stage not in ("sft", "pt", "ppo", *STAGES):
         raise refuse_stage(config, stage)
     config.require_off("train_from_scratch", True, "true")
     method = config.lowercase("finetuning_type", default="lora")
@@ -143,6 +150,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
     }
     model = config.string("model_name_or_path") or ""
+    if stage == "ppo":
+        raise refuse_ppo(config, model, job)
     if stage in STAGES:
         job |= task_fields(config, stage, version, job)
         del names["loss"]  # Liger's loss is for stages that need no logits

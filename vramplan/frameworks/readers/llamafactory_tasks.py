@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import UnsupportedError, setting
+from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -61,14 +62,39 @@ def _reward_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     return {"task": "reward", "loss": "value_head", "batches": "padded", "sequence_length": length}
 
 
-PPO = "trains a policy with a value head by a loop of its own, beside the reward model: "
-"""What the stage `ppo` does (train/ppo/trainer.py)."""
-
-
 def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
     """The error for another stage."""
-    what = PPO if stage == "ppo" else ""
-    return config.unsupported("stage", f"{what}it is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
+    return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
+
+
+def refuse_ppo(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
+    """The error for the stage `ppo`, with TRL's GRPO as the nearest estimate (train/ppo/trainer.py).
+
+    A generation of it has one micro-batch. The reward model is another set of adapters unless its type is full or api.
+
+    Args:
+        config: the configuration.
+        model: the model's name.
+        job: the fields of the job, read for supervised fine-tuning.
+    """
+    prompt, new = job["sequence_length"], config.integer("max_new_tokens", default=1024, least=0)
+    fields = {name: value for name, value in job.items() if name not in ("loss", "batches")} | {
+        "task": "grpo",
+        "prompt_length": prompt,
+        "sequence_length": prompt + (new or config.integer("max_length", default=1024)),
+        "micro_batch_size": round_up(job["micro_batch_size"], 2),
+        "gradient_accumulation_steps": 1,
+        "num_generations": 2,
+        "reference": own_reference(job["method"]),
+    }
+    if config.lowercase("reward_model_type", default="lora") == "full":
+        fields["reward_model"] = config.string("reward_model")
+    nearest = f"{estimate_command(model, fields)} --loss standard"
+    return config.unsupported(
+        "stage",
+        "has a value head and copies all logits in fp32 for its loss, which is not modelled yet; nearest, without"
+        f" those: {nearest}",
+    )
 
 
 def stage_pairs(job: Job) -> Pairs:

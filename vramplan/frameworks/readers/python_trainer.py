@@ -7,6 +7,7 @@ from dataclasses import field
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.frameworks.nearest import PPO_NEAREST
 from vramplan.frameworks.readers import trl_trainers
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
@@ -39,6 +40,7 @@ OTHER_TRAINERS = (
     "AsyncGRPOTrainer", "SimPOTrainer", "DistillationTrainer", "UnslothGRPOTrainer", "UnslothDPOTrainer",
 )  # fmt: skip
 """TRL's other trainers (1.16 and its experimental modules)."""
+PPO_TRAINERS = ("PPOTrainer", "PPOv2Trainer")
 OTHER_LOOPS = {
     "SparseEncoderTrainer": "sentence-transformers", "MultiVectorEncoderTrainer": "sentence-transformers",
     "SetFitTrainer": "SetFit", "LightningModule": "Lightning",
@@ -150,7 +152,8 @@ def _refuse_others(script: Script) -> None:
     other_trainers = [call for call in script.calls if call.last in OTHER_TRAINERS]
     if other_trainers:
         call = other_trainers[0]
-        raise ConfigError(f"{call.place}: {call.last}: this kind of training is not read yet")
+        nearest = f"; {PPO_NEAREST}" if call.last in PPO_TRAINERS else ""
+        raise ConfigError(f"{call.place}: {call.last}: this kind of training is not read yet{nearest}")
     for call in script.calls:
         if call.last in OTHER_LOOPS:
             raise UnsupportedError(f"{call.place}: {call.last} ({OTHER_LOOPS[call.last]}) is not read yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
     if task in ("dpo", "kto"):
         settings |= _reference(run.trainer, model)
     if task in ROLLOUTS:
-        _refuse_reward_models(run.trainer)
+        settings |= reward_model(run, run.trainer)
     if task == "gkd":
         settings |= _teacher(run.trainer)
     if model is not None and model.adapters is not None and not run.peft_configs:
@@ -152,16 +153,48 @@ def _is_alike(one: Call, other: Call) -> bool:
     return left == right
 
 
-def _refuse_reward_models(trainer: Thing) -> None:
-    """Models among the rewards lie on the GPU too; functions do not."""
+def reward_model(run: Run, trainer: Thing) -> Settings:
+    """The model among the rewards, which lies on the GPU too; functions do not.
+
+    TRL loads one that is named by its name with `model_init_kwargs` (grpo_trainer.py: __init__).
+
+    Raises:
+        UnsupportedError: for several models, and for one that is quantized.
+    """
     call = trainer.call
     key, value = argument(call, "reward_funcs", 1)
+    place = call.place if value is None else value.place
     models = [thing for thing in trainer.parts.get(key, []) if is_model(thing)]
-    items = [] if value is None else value.value if isinstance(value.value, list) else [value.value]
-    named = [item for item in items if isinstance(item, str) and UNKNOWN not in item]
-    if models or named:
-        place = call.place if value is None else value.place
-        shown = f" ({named[0]})" if named else ""
-        raise UnsupportedError(
-            f"{place}: {call.last}(reward_funcs=...): a reward model{shown} beside the trained one is not modelled yet"
-        )
+    named = [] if value is None else _names_in(value.value)
+    if not models and not named:
+        return {}
+    where = f"{place}: {call.last}(reward_funcs=...)"
+    if len(models) + len(named) > 1:
+        raise UnsupportedError(f"{where}: several reward models are not modelled; one is")
+    if named:
+        given = run.settings.get("model_init_kwargs")
+        arguments = given.value if given is not None and isinstance(given.value, dict) else {}
+        name = named[0]
+    else:
+        load = models[0].call
+        arguments = {name: one.value for name, one in load.keywords.items()}
+        name = str(load.positional[0] if load.positional else arguments.get("pretrained_model_name_or_path"))
+    if any(arguments.get(one) for one in ("quantization_config", "load_in_4bit", "load_in_8bit")):
+        raise UnsupportedError(f"{where}: a quantized reward model is not modelled; leave its quantization out")
+    if UNKNOWN in name:
+        raise ConfigError(f"{where}: the reward model's name is not known without running the script")
+    dtype = arguments.get("dtype") or arguments.get("torch_dtype") or "auto"
+    return {"reward_model": ConfigValue(name, place), "reward_model_dtype": ConfigValue(dtype, place)}
+
+
+def _names_in(value: Any) -> list[str]:
+    """The texts in an argument; of a list that has other objects too, its source is all that is known."""
+    if not isinstance(value, str) or UNKNOWN not in value:
+        return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    try:
+        call = ast.parse(f"_({value.replace(UNKNOWN, '')})", mode="eval").body
+    except SyntaxError:
+        return []
+    given = [*call.args, *(one.value for one in call.keywords)] if isinstance(call, ast.Call) else []
+    items = [item for one in given if isinstance(one, (ast.List, ast.Tuple)) for item in one.elts]
+    return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]

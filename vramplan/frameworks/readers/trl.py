@@ -6,6 +6,7 @@ from typing import Any
 
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
+from vramplan.frameworks.nearest import PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
 from vramplan.frameworks.readers import trl_packing, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -298,8 +299,9 @@ UNREAD = {
         "bco", "xpo", "nash_md", "online_dpo", "dpo_vlm", "dpo_online", "tpo", "mpo_vlm",
     ),
     "reinforcement training of this kind": (
-        "ppo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
+        "grpo_vlm", "gspo", "gspo_vlm", "rloo_vlm", "grpo_agent", "async_grpo",
     ),
+    f"PPO ({PPO_NEAREST})": ("ppo", "ppo_tldr", "ppo/ppo"),
     "distillation": ("gold", "minillm", "distillation"),
     "training of a process reward model": ("prm",),
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramplan.frameworks.parsed_config import KeyNames, at_least
+from vramplan.frameworks.readers.trainer_arguments import read_dtype
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import own_reference
@@ -48,7 +49,7 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     generation = config.section("generation_kwargs")
     if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
         raise config.unsupported("generation_kwargs")
-    _refuse_reward_models(config)
+    rewards = _rewards(config, version, job)
     if not at_least(version, "0.20"):
         config.note(
             "warning", "", f"counts entropies of whole logits, which TRL {version} does not compute: needs less"
@@ -71,17 +72,46 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     lengths = _completions(config, version, CUT_UNTIL[task])
     if engine["generate_with"] in ("vllm", "vllm_sleep"):
         engine |= _longest_text(config, version, CUT_UNTIL[task], lengths)
-    return fields | _generations(config, job) | engine | lengths
+    return fields | rewards | _generations(config, job) | engine | lengths
 
 
-def _refuse_reward_models(config: ConfigReader) -> None:
-    """Models that score completions lie on the GPU too."""
-    config.require_off("reward_model_name_or_path", why="loads a reward model beside the trained one, not modelled yet")
-    for name in config.strings("reward_funcs"):
-        if "/" in name and config.source.spelling != "python":
-            raise config.unsupported(
-                "reward_funcs", f"with {name}: a reward model beside the trained one, not modelled"
-            )
+def _rewards(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """The model that scores completions on the same GPU, if there is one, and its dtype.
+
+    TRL's scripts load it like the policy since 0.22 (the key dtype, float32 by default since 0.28), in four bits too
+    before 1.8, and without arguments before 0.22: in fp32, as transformers 4 does. A script of one's own says itself
+    (:func:`vramplan.frameworks.readers.python_trl.reward_model`).
+    """
+    if config.has("reward_model"):
+        return {
+            "reward_model": config.string("reward_model"),
+            "reward_dtype": read_dtype(config, "reward_model_dtype") or "auto",
+        }
+    named = [name for name in config.strings("reward_funcs") if "/" in name and config.source.spelling != "python"]
+    if named and config.framework == "axolotl":  # a name that no module has (core/trainers/grpo: get_reward_func)
+        if len(named) > 1:
+            raise config.unsupported("reward_funcs", "with several models is not modelled; one reward model is")
+        return {"reward_model": named[0], "reward_dtype": "auto"}
+    if named:
+        raise config.unsupported(
+            "reward_funcs", f"with {named[0]}: a reward model is named by reward_model_name_or_path in TRL's scripts"
+        )
+    if not config.has("reward_model_name_or_path"):
+        return {}
+    name = config.string("reward_model_name_or_path")
+    quantizes = job.get("quantize", "none") != "none"
+    if quantizes and at_least(version, "0.22") and not at_least(version, "1.8"):
+        raise config.unsupported(
+            "reward_model_name_or_path", f"with a quantized policy is not modelled: TRL {version} quantizes both"
+        )
+    if at_least(version, "0.28") or (at_least(version, "0.22") and config.has("dtype", "torch_dtype")):
+        return {"reward_model": name, "reward_dtype": read_dtype(config, "dtype", "torch_dtype") or _own(config, job)}
+    return {"reward_model": name, "reward_dtype": "fp32"}
+
+
+def _own(config: ConfigReader, job: Mapping[str, Any]) -> str:
+    """The dtype where none is given: TRL's float32; "auto" is the checkpoint's."""
+    return "auto" if config.has("dtype", "torch_dtype") else str(job["dtype"])
 
 
 def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:

@@ -44,6 +44,13 @@ def _rollouts(job: Job) -> Pairs:
         "num_generations": job.num_generations,
         "beta": 0.0 if (job.reference or WITHOUT[str(job.task)]) == "none" else BETAS[str(job.task)],
     }
+    if job.reward_model is not None:
+        if job.reward_dtype not in (None, job.dtype):
+            raise UnsupportedError(
+                f"{setting('for_framework', 'trl')}: reward_dtype={job.reward_dtype}: TRL's script loads the"
+                f" reward model in the policy's dtype, {job.dtype}"
+            )
+        pairs["reward_model_name_or_path"] = job.reward_model
     if job.steps_per_generation is not None:
         pairs["steps_per_generation"] = job.steps_per_generation
     if job.num_iterations > 1:

@@ -6,6 +6,7 @@ import json
 from functools import cached_property
 
 from vramplan import disk_cache
+from vramplan.inputs.load import other_models
 from vramplan.planner.table.request import TableRequest, digest
 from vramplan.planner.table.row import Place, Row
 from vramplan.planner.table.row_data import from_data, to_data
@@ -44,7 +45,13 @@ class KeptRows:
     def _common(self) -> str:
         """What all rows depend on; the GPUs have their safety margin."""
         request = self.request
-        return digest(request.cards, request.show, request.micro_batch_size, sorted(request.job.items()))
+        return digest(
+            request.cards,
+            request.show,
+            request.micro_batch_size,
+            sorted(request.job.items()),
+            other_models(request.job),
+        )
 
     @cached_property
     def _models(self) -> list[str]:

@@ -1,0 +1,125 @@
+"""A reward model on the GPU of GRPO and RLOO: its weights, and the forward that scores the completions.
+
+Mirrors trl 1.16 (trainer/grpo_trainer.py: __init__, _calculate_rewards): a model of one label that accelerate prepares,
+so that it runs under autocast. It gets all texts of a generation at once, and keeps their keys and values, as its
+``use_cache`` is on. The texts are tokenized anew by its own tokenizer: as many tokens are assumed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from vramplan.analytic.architectures.lookup import architecture_of
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layer_folding import FoldPlan, unfold
+from vramplan.analytic.prepare import prepare
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.analytic.tasks.reward import rewards_of
+from vramplan.analytic.train_step import declare, new_modules
+from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_other_model, names_setting
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory.timeline import Storage
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job import Attention
+
+PHASE = "reward"
+
+
+class Scored(NamedTuple):
+    """The forward of a reward model, for a timeline."""
+
+    kinds: list[Storage]
+    kind_of: array[int]
+    events: array[int]
+
+
+def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
+    """The job of the forward that scores `rows` texts."""
+    possible = architecture_of(spec).architecture.attention
+    attention = job.attention if job.attention in possible else cast("Attention", possible[0])
+    return Job(
+        task="reward",
+        method="full",
+        dtype=job.dtype if job.uses_deepspeed else job.reward_dtype or job.dtype,  # whose engine casts it
+        autocast=job.autocast,
+        sequence_length=job.sequence_length,
+        batches="padded",
+        micro_batch_size=rows,
+        checkpointing="none",
+        attention=attention,
+        mixer_kernels=job.mixer_kernels,
+        optimizer="sgd",
+    )
+
+
+def lay_out_reward_model(job: Job, gpu: Gpu, rows: int = 1) -> tuple[StepSpec, FoldPlan, list[str]]:
+    """The layers of a job's reward model to simulate, the layers that they stand for, and notes.
+
+    Raises:
+        VramplanError: for a model that is not known, or is not modelled as a reward model.
+    """
+    assert job.reward_model is not None
+    spec = load_other_model("reward_model", job.reward_model)
+    with names_setting("reward_model", job.reward_model):
+        return prepare(spec, reward_job(spec, job, rows), gpu)
+
+
+def reward_notes(job: Job, gpu: Gpu) -> list[str]:
+    """Notes on a job's reward model.
+
+    Raises:
+        VramplanError: for a model that is not known, or is not modelled as a reward model.
+    """
+    return [f"reward model {job.reward_model}: {note}" for note in lay_out_reward_model(job, gpu)[2]]
+
+
+def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
+    """The weights and buffers of a job's reward model."""
+    setting_of, plan, _ = lay_out_reward_model(job, gpu)
+    step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))
+    own = [storage for one in step.placed for storage in one.storages()]
+    return [replace(one, label=f"reward model's {one.label}") for one in (*own, *buffers_of(setting_of))]
+
+
+def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
+    """The forward that scores all texts of a generation."""
+    setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
+    record = _simulate(setting_of, rows)
+    sizes = [info.on(gpu).num_bytes for info in record.storages]
+    unfolded = unfold(record, plan, sizes, brief=True)
+    kinds = [
+        describe_in(setting_of, record, unfolded.section_of, number, info.on(gpu))
+        for number, info in enumerate(record.storages)
+    ]
+    return Scored(kinds, unfolded.source, unfolded.events)
+
+
+def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
+    """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients."""
+    job = setting_of.job
+    caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": True}))  # use_cache
+    net = new_modules(caching)
+    tape = net.tape
+    tape.training = False
+    with tape.no_grad():
+        tape.enter(PHASE, None)
+        tape.module = "inputs"
+        shape = rows, job.sequence_length
+        names = "input_ids", "attention_mask"
+        batch = Batch({name: tape.empty(shape, "int64", name.replace("_", " ")) for name in names}, [])
+        with tape.autocasting(job.autocast if job.casts else None):
+            rewards = rewards_of(net, caching, PHASE, batch)
+        if job.casts:
+            rewards = ops.to(rewards, "fp32", "outputs converted to fp32 (accelerate)")
+        net.cache.clear()
+    tape.enter("end", None)
+    del rewards, batch
+    return record_of(tape)
