@@ -69,7 +69,7 @@ def test_a_reward_model_of_another_vocabulary_is_scored_by_its_own_tokenizer() -
     ("settings", "said"),
     [
         ({"reward_model": "no-such-model-at-all"}, "reward_model=no-such-model-at-all"),
-        ({"reward_model": "os:system"}, "code of your own is never run"),
+        ({"reward_model": "os:system"}, "give a Hub id"),
         ({"reward_model": "t5-small"}, "t5 is no causal language model"),
         ({"reward_model": MODEL, "task": None, "prompt_length": None}, "no meaning without task=grpo"),
         ({"reward_model": MODEL, "task": "dpo"}, "no meaning without task=grpo"),

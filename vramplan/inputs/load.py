@@ -11,7 +11,7 @@ from vramplan.errors import ConfigError, HubError, UnknownNameError, Unsupported
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.gpu_by_size import gpu_of_size, is_size
-from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.inputs.platforms import on_platform
 from vramplan.inputs.resolve import resolve_model
 
@@ -47,7 +47,10 @@ def load_other_model(field: str, name: str) -> ModelSpec:
         VramplanError: naming the field, if the name is unknown or an import path.
     """
     with names_setting(field, name):
-        return load_named_model(name)
+        spec = resolve_model(name, typed=True)
+        if spec.model_type == IMPORT_PATH:
+            raise ConfigError("give a Hub id (org/name), a folder or a config.json")
+        return spec
 
 
 @contextmanager
