@@ -14,6 +14,8 @@ from tests.trl_runs import GPU
 from vramplan import estimate, suggest
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_model
+from vramplan.inputs.job import Job
+from vramplan.measurements.probe_checks import check_method
 
 RECORDED = recorded()
 WORST, MEDIAN = 0.001, 0.0001
@@ -143,6 +145,12 @@ def test_a_loaded_model_can_teach_if_its_name_is_its_own() -> None:
     other = spec_of(TEACHER, num_hidden_layers=3)
     with pytest.raises(VramplanError, match="not the one of this name"):
         estimate(STUDENT, "h100", **{**SETTINGS, "teacher": other})
+
+
+@pytest.mark.parametrize("task", [{"task": "gkd", "teacher": TEACHER}, {"task": "dpo"}])
+def test_a_probe_runs_no_trainer(task: dict[str, Any]) -> None:
+    with pytest.raises(VramplanError, match="is not probed"):
+        check_method(spec_of("qwen3-0.6b"), Job(**task), "cuda")
 
 
 def test_on_the_command_line() -> None:

@@ -10,6 +10,7 @@ import pytest
 from vramplan import check
 from vramplan.errors import VramplanError
 from vramplan.inputs.job import Job
+from vramplan.render.read_as import read_as
 
 COMMAND = (
     "python examples/scripts/gkd.py --model_name_or_path Qwen/Qwen2-0.5B-Instruct"
@@ -37,6 +38,12 @@ def job_of(folder: Path, name: str, text: str, **options: Any) -> Job:
 
 def script(folder: Path, trainer: str, options: str = "", before: str = "") -> Job:
     return job_of(folder, "train.py", SCRIPT.format(trainer=trainer, options=options, before=before))
+
+
+def test_the_first_line_names_the_teacher(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{COMMAND} --dtype bfloat16")
+    assert ", GKD, teacher Qwen2-1.5B-Instruct, full fine-tuning, bf16, " in read_as(check(path, "h100", num_gpus=1))
 
 
 def test_the_example_script_loads_the_teacher_as_the_student(tmp_path: Path) -> None:

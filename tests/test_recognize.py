@@ -38,7 +38,7 @@ def test_by_all_of_its_keys(name: str, text: str) -> None:
         ("torch_dtype: bfloat16\nbeta: 2.0\ngamma_beta_ratio: 0.5\nmax_prompt_length: 1800\n", "preference training"),
         ("torch_dtype: bfloat16\nnum_generations: 8\nmax_completion_length: 1024\n", "reinforcement training"),
         ("center_rewards_coefficient: 0.01\n", "reward training"),
-        ("teacher_model_name_or_path: e/f\nlmbda: 0.5\n", "distillation"),
+        ("torch_dtype: bfloat16\nlmbda: 0.5\nseq_kd: true\n", "distillation"),
     ],
 )
 def test_other_kinds_of_training_are_refused_by_name(keys: str, task: str) -> None:

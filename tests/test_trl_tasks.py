@@ -40,11 +40,13 @@ def read_of(task: str, version: str, **settings: Any) -> ParsedConfig:
 @pytest.mark.parametrize(("version", "task"), MODELLED)
 def test_defaults_are_trls(version: str, task: str) -> None:
     known = DEFAULTS[version][task]
-    parsed = read_of(task, version)
+    parsed = read_of(task, version, **({"teacher_model_name_or_path": "Qwen/Qwen2.5-3B"} if task == "gkd" else {}))
     job = parsed.job
     assert job["checkpointing"] == ("full" if known.get("gradient_checkpointing", False) else "none")
     assert job["autocast"] == ("bf16" if "bf16" in known else "none")  # None: bf16, unless fp16
     assert job["task"] == task
+    if task == "gkd":
+        assert (parsed.completion_length, known["beta"], known["lmbda"]) == (known["max_new_tokens"], 0.5, 0.5)
     if task not in ROLLOUTS:
         assert job["sequence_length"] == known["max_length"]
         assert known["disable_dropout"]

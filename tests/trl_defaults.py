@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "trl_defaults.json"
-TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo")
+TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo", "gkd")
 PLACES = ("trainer/base_config.py", "trainer/{}_config.py", "experimental/{}/{}_config.py")
+INHERITED = {"gkd": ("trainer/sft_config.py",)}
+"""Files of classes that a task's configuration inherits beside the base."""
 KEYS = frozenset(
     {
         "max_length", "max_prompt_length", "max_completion_length", "num_generations", "beta", "num_iterations",
         "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
         "vllm_importance_sampling_correction", "gradient_checkpointing", "bf16", "disable_dropout",
-        "precompute_ref_log_probs", "cpo_alpha", "padding_free",
+        "precompute_ref_log_probs", "cpo_alpha", "padding_free", "lmbda", "max_new_tokens",
     }
 )  # fmt: skip
 
@@ -41,7 +43,8 @@ def of_version(folder: Path) -> dict[str, dict[str, Any]]:
     """Defaults by task of one unpacked wheel."""
     tables: dict[str, dict[str, Any]] = {}
     for task in TASKS:
-        paths = [folder / "trl" / place.format(task, task) for place in PLACES]
+        places = (PLACES[0], *INHERITED.get(task, ()), *PLACES[1:])
+        paths = [folder / "trl" / place.format(task, task) for place in places]
         own = [defaults_of(path.read_text()) for path in paths if path.exists()]
         tables[task] = {key: value for table in own for key, value in table.items()}
     return tables

@@ -77,8 +77,8 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None, "reward_model": None,
-    "reward_dtype": None,
+    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None, "divergence": "jsd",
+    "generated_by": "student", "reward_model": None, "reward_dtype": None,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048

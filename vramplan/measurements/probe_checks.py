@@ -10,6 +10,7 @@ from vramplan.errors import ConfigError, MissingDependencyError, UnsupportedErro
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
+from vramplan.inputs.task_rules import TRL_TASKS
 from vramplan.memory.estimate import Estimate
 from vramplan.units import format_bytes
 
@@ -20,6 +21,8 @@ def check_method(spec: ModelSpec, job: Job, device_type: str) -> None:
     Raises:
         UnsupportedError: naming the setting.
     """
+    if job.task in TRL_TASKS:
+        raise UnsupportedError(f"{setting('task', job.task)} is not probed: a probe runs no trainer of TRL's")
     if job.quantize != "none":
         _check_quantized(spec, job, device_type)
     if job.lengths is not None and (spec.model_type == IMPORT_PATH or inputs_of(spec.model_type, job.task, spec.name)):

@@ -83,6 +83,8 @@ def host_memory(job: Job, num_parameters: int, num_trainable: int, stored_dtype:
     notes = ["what Python, PyTorch and the data loader's workers take is not counted: some GiB for each process"]
     if stored_dtype is None:
         notes.append(f"the dtype of the published files is not known; {USUAL_DTYPE} is assumed")
+    if job.teacher is not None:
+        notes.append("the files of the teacher, which loading it reads, are not counted")
     if job.strategy == "fsdp" and job.fsdp.version == 2 and job.method == "full":
         whole = (4 + ADAM_BYTES) * num_parameters
         notes.append(f"FULL_STATE_DICT gathers {format_bytes(whole)} on one process to save; FSDP 2 writes shards")

@@ -19,6 +19,7 @@ def read_as(verdict: Verdict) -> str:
     facts = [
         " ".join(filter(None, (config.framework, config.version))),
         config.task,
+        "" if job.teacher is None else f"teacher {job.teacher.rpartition('/')[2]}",
         method(job),
         dtype,
         length(job, verdict.estimate.assumptions) if len(lengths) < 2 else "any length",
