@@ -22,7 +22,7 @@ from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_s
 from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job, with_batch
+from vramplan.inputs.job import GENERATING, Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
@@ -232,7 +232,7 @@ class JobSteps:
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
-        varies = job.task in ROLLOUTS or setting.device_map is not None  # with lengths, in more than sizes
+        varies = job.task in GENERATING or setting.device_map is not None  # with lengths, in more than sizes
         small = at.small if is_brief(job) else b""
         rest = self.spec, setting.fused, self.card if depends_on_size(job) else None, small
         shape = None if varies else self._known.find(job, rest, at.record)

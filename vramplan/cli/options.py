@@ -127,7 +127,8 @@ JOB_FLAGS = {
         "task",
         METHOD,
         "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
-        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo (the next token, or as the model's class).",
+        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo; by LLaMA-Factory: ppo (the next token, or as the model's"
+        " class).",
     ),
     "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(

@@ -40,11 +40,13 @@ Loss = Literal[
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
-    "kto", "orpo", "cpo", "simpo", "grpo", "rloo",
+    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "ppo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
 ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
-"""Tasks that generate the completions that they train on."""
+"""Tasks of TRL that generate the completions that they train on."""
+GENERATING: tuple[Task, ...] = (*ROLLOUTS, "ppo")
+"""All tasks that do."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
 FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
@@ -76,6 +78,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "reward_model": None, "reward_dtype": None,
+    "reward_adapters": False,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -232,12 +235,12 @@ class Job(Record):
     label for each sample), token_classification (a label for each token), image_classification. By
     sentence-transformers: embedding (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text),
     dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO,
-    Dr. GRPO), rloo. null: what transformers trains such a model for: the next token, words to fill in, an image's
-    class.
+    Dr. GRPO), rloo. By LLaMA-Factory: ppo. null: what transformers trains such a model for: the next token, words to
+    fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
-    answer, of grpo and rloo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
+    answer, of grpo, rloo and ppo a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where dpo, kto, grpo and rloo take the log-probabilities of the reference from: adapters_off (the model without
+    """Where dpo, kto, grpo, rloo and ppo take the log-probabilities of the reference from: adapters_off (the model without
     its adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
     for grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
@@ -269,6 +272,9 @@ class Job(Record):
     are scored by functions, or elsewhere."""
     reward_dtype: Dtype | None = None
     """Stored dtype of the reward model's weights; null: `dtype`."""
+    reward_adapters: bool = False
+    """Whether a second set of adapters on the same weights scores the completions (ppo; LLaMA-Factory's
+    ``reward_model_type: lora``), of the same rank and layers as those that train."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
@@ -431,7 +437,7 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        return self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model"
+        return self.task in ("dpo", "kto", "ppo", *ROLLOUTS) and self.reference_source == "model"
 
     @property
     def reference_source(self) -> Reference:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import GENERATING, Job
 from vramplan.inputs.platforms import platform_notes
 from vramplan.memory import passes
 from vramplan.memory.allocator import UNLIMITED, AllocatorSettings
@@ -81,7 +81,7 @@ def step_time(compute: ComputeTime, communication: Communication, job: Job, gpu:
 
     It is not known either for reinforcement learning, which generates before it trains.
     """
-    if job.task in ROLLOUTS or not is_timed(gpu) or not fit_in_nodes(job, gpu):
+    if job.task in GENERATING or not is_timed(gpu) or not fit_in_nodes(job, gpu):
         return None
     added = communication_seconds(communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
     if added is None:

@@ -37,6 +37,7 @@ LOSSES: dict[Task, str] = {
     "simpo": "odds",
     "grpo": "grpo",
     "rloo": "rloo",
+    "ppo": "ppo",
 }
 """The file of each task whose trainer computes the loss itself."""
 
