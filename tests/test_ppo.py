@@ -1,15 +1,24 @@
-"""PPO of LLaMA-Factory and TRL: what is refused, and the nearest estimate."""
+"""PPO: the tape against LLaMA-Factory's own loop, how its recipes are read, what is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
 from tests.helpers import cli
-from vramplan import check
+from tests.llamafactory_ppo import recorded
+from tests.recorded_runs import estimated_peaks
+from tests.trl_runs import GPU
+from vramplan import check, estimate
 from vramplan.errors import VramplanError
 
+RECORDED = recorded()
+WORST, MEDIAN = 0.0005, 0.0001
+SETTINGS: dict[str, Any] = {"task": "ppo", "sequence_length": 512, "prompt_length": 128, "micro_batch_size": 2}
+MODEL = "qwen2.5-0.5b"
 RECIPE = """model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
 stage: ppo
 template: qwen
@@ -20,26 +29,86 @@ per_device_train_batch_size: 1
 gradient_accumulation_steps: 8
 bf16: true
 """
+ADAPTERS = "reward_model: out/rm\n"
+SERVER = "reward_model: http://localhost:8000\nreward_model_type: api\n"
+
+
+def errors_of(row: dict[str, Any]) -> list[float]:
+    """The relative error of each phase's peak; a run takes completions from elsewhere."""
+    peaks = estimated_peaks(row, GPU)
+    assert peaks.keys() - {"generation"} == row["peaks"].keys()
+    return [abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} " + " ".join(f"{name}={value}" for name, value in row["job"].items())
+
+
+@pytest.mark.parametrize("row", RECORDED[::5], ids=name_of)
+def test_peaks_agree_with_llamafactory(row: dict[str, Any]) -> None:
+    assert max(errors_of(row)) <= WORST
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_llamafactory() -> None:
+    assert len(RECORDED) >= 18
+    errors = [errors_of(row) for row in RECORDED]
+    assert max(max(each) for each in errors) <= WORST
+    assert median(error for each in errors for error in each) <= MEDIAN
+
+
+def test_whole_logits_are_held_in_fp32_several_times() -> None:
+    """Joined, as a log-softmax, and in its backward with the gradients: at least four of (2, 512, vocabulary) fp32."""
+    found = estimate(MODEL, "a100-80gb", **SETTINGS)
+    one = 2 * 511 * 151_936 * 4
+    assert found.phases["backward"] - found.phases["loaded"] > 4 * one
+
+
+def test_adapters_that_score_are_a_second_set() -> None:
+    server, adapters = (estimate(MODEL, "a100-80gb", reward_adapters=scores, **SETTINGS) for scores in (False, True))
+    added = adapters.phases["loaded"] - server.phases["loaded"]
+    assert added == pytest.approx(4 * server.num_trainable_parameters, rel=0.01)
+    assert "reward" in adapters.phases
+    assert "reward" not in server.phases
+
+
+@pytest.mark.parametrize(("rewards", "adapters"), [(ADAPTERS, True), (SERVER, False)])
+def test_recipes_are_read(tmp_path: Path, rewards: str, adapters: bool) -> None:
+    path = tmp_path / "ppo.yaml"
+    path.write_text(RECIPE + rewards)
+    job = check(path, "rtx4090").estimate.job
+    assert (job.task, job.reward_adapters, job.loss) == ("ppo", adapters, "standard")
+    assert (job.prompt_length, job.sequence_length) == (512, 640)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "flag"),
+    ("more", "said"),
     [
-        ("reward_model: out/rm\n", ""),
-        ("reward_model: Qwen/Qwen3-0.6B\nreward_model_type: full\n", "--reward-model Qwen/Qwen3-0.6B"),
-        ("reward_model: http://localhost:8000\nreward_model_type: api\n", ""),
+        ("", "stage ppo needs a reward_model"),
+        ("reward_model: org/rm\nreward_model_type: full\n", "a model with a value head of its own"),
+        (ADAPTERS + "val_size: 0.1\n", "stops at a data set to evaluate"),
+        (ADAPTERS + "enable_liger_kernel: true\n", "enable_liger_kernel"),
+        (ADAPTERS + "pure_bf16: true\n", "fp16 autocast"),
+        (ADAPTERS + "deepspeed: ds_z3.json\n", "ds_z3.json"),
     ],
 )
-def test_llamafactory_names_the_nearest_estimate(tmp_path: Path, rewards: str, flag: str) -> None:
+def test_what_is_not_modelled_is_named(tmp_path: Path, more: str, said: str) -> None:
     path = tmp_path / "ppo.yaml"
-    path.write_text(RECIPE + rewards)
+    path.write_text((RECIPE.replace("bf16: true\n", "") if "pure_bf16" in more else RECIPE) + more)
     with pytest.raises(VramplanError) as caught:
         check(path, "rtx4090")
-    said = str(caught.value)
-    assert "value head" in said
-    assert flag in said
-    assert ("--reward-model" in said) == bool(flag)
-    answer = cli("estimate", *said.partition("vramplan estimate ")[2].split(), "--json")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_reward_model_names_the_nearest_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "ppo.yaml"
+    path.write_text(RECIPE + "reward_model: Qwen/Qwen3-0.6B\nreward_model_type: full\n")
+    with pytest.raises(VramplanError) as caught:
+        check(path, "rtx4090")
+    line = str(caught.value).partition("vramplan estimate ")[2]
+    assert "--reward-model Qwen/Qwen3-0.6B" in line
+    answer = cli("estimate", *line.split(), "--json")
     assert answer.returncode == 0, answer.stderr
 
 
@@ -51,3 +120,26 @@ def test_trl_names_the_nearest_estimate(tmp_path: Path) -> None:
     done = cli("check", "--gpu", "rtx4090", "--", "trl", "ppo", "--model_name_or_path", "EleutherAI/pythia-1b")
     assert done.returncode == 2
     assert "without the value model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prompt_length": None}, "needs the tokens of the prompt"),
+        ({"prompt_length": 512}, "less than"),
+        ({"autocast": "none"}, "use autocast=bf16"),
+        ({"loss": "liger"}, "use loss=standard"),
+        ({"generate_with": "vllm"}, "generate_with"),
+        ({"strategy": "zero2", "num_gpus": 2}, "use strategy=ddp"),
+        ({"method": "full", "reward_adapters": True}, "no meaning without"),
+        ({"task": "grpo", "num_generations": 2, "reward_adapters": True}, "no meaning without"),
+        ({"reward_model": MODEL}, "no meaning without task=grpo"),
+        ({"reference": "none"}, "is not modelled"),
+        ({"batches": "packed"}, "use loop=trainer"),
+    ],
+)
+def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        estimate(MODEL, "a100-80gb", **{**SETTINGS, **settings})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

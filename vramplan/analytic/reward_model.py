@@ -89,6 +89,12 @@ def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
     return [replace(one, label=f"reward model's {one.label}") for one in (*own, *buffers_of(setting_of))]
 
 
+def reward_adapters(step: Step) -> list[Storage]:
+    """A second set of the adapters that train."""
+    own = [storage for one in step.placed if one.parameter.is_adapter for storage in one.storages()]
+    return [replace(one, label=f"reward model's {one.label}") for one in own]
+
+
 def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
     """The forward that scores all texts of a generation."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)

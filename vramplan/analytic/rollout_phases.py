@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from vramplan.analytic import ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.reward_model import scored
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
@@ -59,6 +61,8 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if not step.job.generates_completions:
         return []
+    if step.job.task == "ppo":
+        return [*_generation(step, generated), *_scored_by_ppo(step)]
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     return [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
@@ -66,11 +70,15 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
 
 def generates_each_micro_step(job: Job) -> bool:
     """Whether completions are generated more than once in an optimizer step, beside the gradients."""
-    return job.task == "gkd" or (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
+    if job.task in ("gkd", "ppo"):
+        return job.task == "gkd"
+    return (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
 
 
 def steps_per_generation(job: Job) -> int:
     """Micro-batches whose completions are generated at a time."""
+    if job.task == "ppo":
+        return 1  # one after the other
     return job.steps_per_generation or job.gradient_accumulation_steps
 
 
@@ -186,6 +194,8 @@ def _generating(setting: StepSpec, prompts: int) -> StepSpec:
         "loss": "standard",
         "lora_dropout": 0.0,
     }
+    if job.task == "ppo":  # whose wrapper alone runs under autocast
+        changes["autocast"] = "none"
     return replace(setting, job=job.model_copy(update=changes))
 
 
@@ -193,7 +203,18 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
     if not is_scored(step.job):
         return
-    record = simulate_scoring(step.setting)
+    yield _gathered(step, _recorded(step, "scoring", simulate_scoring(step.setting)), whole=False)
+
+
+def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
+    """The forwards of PPO without gradients; the reference's has no more than the policy's."""
+    if step.job.reward_adapters:
+        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting))
+    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting))
+
+
+def _recorded(step: Step, name: str, record: StepRecord) -> RolloutPhase:
+    """The events of a simulated forward, of all layers."""
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
     section_of = unfolded.section_of
@@ -201,7 +222,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
         describe_in(step.setting, record, section_of, number, info.on(step.card))
         for number, info in enumerate(record.storages)
     ]
-    yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
+    return RolloutPhase(name, kinds, unfolded.source, unfolded.events)
 
 
 def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:

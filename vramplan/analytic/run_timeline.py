@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.autograd.tape import EMPTIES_CACHE
 from vramplan.analytic.layer_folding import Unfolded
-from vramplan.analytic.reward_model import reward_weights
+from vramplan.analytic.reward_model import reward_adapters, reward_weights
 from vramplan.analytic.rollout_phases import (
     Generated,
     generates_each_micro_step,
@@ -164,6 +164,8 @@ class SimulatedRun:
             reference = second_model(self.step, record)
             reference.load()
         share.prepare()
+        if self.step.job.reward_adapters:
+            record.allocate_all(reward_adapters(self.step))
         if self.step.job.reward_model is not None:
             record.allocate_all(reward_weights(self.step.job, self.step.card))
         if vllm.is_colocated(self.step.job):

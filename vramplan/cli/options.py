@@ -127,7 +127,8 @@ JOB_FLAGS = {
         "task",
         METHOD,
         "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
-        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd (the next token, or as the model's class).",
+        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd; by LLaMA-Factory: ppo (the next token, or as the"
+        " model's class).",
     ),
     "teacher": Flag(str, METHOD, "gkd: the model to learn from, on the same GPUs.", complete=completion.model_names),
     "divergence": _choice("divergence", METHOD, "gkd: jsd, forward_kl (TRL's beta 0), reverse_kl (beta 1) (jsd)."),

@@ -40,11 +40,15 @@ Loss = Literal[
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
-    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd",
+    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd", "ppo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
 ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
-"""Tasks that generate the completions that they train on."""
+"""Tasks of TRL that generate the completions that they train on."""
+GENERATING: tuple[Task, ...] = (*ROLLOUTS, "gkd", "ppo")
+"""All tasks that may generate completions."""
+REFERRING: tuple[Task, ...] = ("dpo", "kto", "ppo", *ROLLOUTS)
+"""Tasks with a reference."""
 Reference = Literal["adapters_off", "model", "precomputed", "none"]
 Divergence = Literal["jsd", "forward_kl", "reverse_kl"]
 GeneratedBy = Literal["student", "teacher", "both", "none"]
@@ -78,7 +82,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None, "divergence": "jsd",
-    "generated_by": "student", "reward_model": None, "reward_dtype": None,
+    "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -235,14 +239,14 @@ class Job(Record):
     label for each sample), token_classification (a label for each token), image_classification. By
     sentence-transformers: embedding (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text),
     dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO,
-    Dr. GRPO), rloo, gkd (distillation with a `teacher`). null: what transformers trains such a model for: the next
-    token, words to fill in, an image's class.
+    Dr. GRPO), rloo, gkd (distillation with a `teacher`). By LLaMA-Factory: ppo. null: what transformers trains such a
+    model for: the next token, words to fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
-    answer, of grpo, rloo and gkd a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
+    answer, of the others a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where dpo, kto, grpo and rloo take the log-probabilities of the reference from: adapters_off (the model without
-    its adapters), model (a second model, whose weights do not train), precomputed (before the training), none; null:
-    for grpo none (beta 0), else adapters_off with adapters and model without."""
+    """Where dpo, kto, grpo, rloo and ppo take the log-probabilities of the reference from: adapters_off (the model
+    without its adapters), model (a second model, whose weights do not train), precomputed (before the training), none;
+    null: for grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
     """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
     generate_with: Engine = "transformers"
@@ -287,6 +291,9 @@ class Job(Record):
     are scored by functions, or elsewhere."""
     reward_dtype: Dtype | None = None
     """Stored dtype of the reward model's weights; null: `dtype`."""
+    reward_adapters: bool = False
+    """Whether a second set of adapters on the same weights scores the completions (ppo; LLaMA-Factory's
+    ``reward_model_type: lora``), of the same rank and layers as those that train."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
@@ -457,12 +464,14 @@ class Job(Record):
     @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference, or teaches."""
-        return self.task == "gkd" or (self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model")
+        return self.task == "gkd" or (
+            self.task in ("dpo", "kto", "ppo", *ROLLOUTS) and self.reference_source == "model"
+        )
 
     @property
     def generates_completions(self) -> bool:
         """Whether completions are generated while the model trains."""
-        return self.task in ROLLOUTS or (self.task == "gkd" and self.generated_by != "none")
+        return self.task in GENERATING and (self.task != "gkd" or self.generated_by != "none")
 
     @property
     def dtype_of_teacher(self) -> str:

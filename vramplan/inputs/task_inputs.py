@@ -9,6 +9,8 @@ from vramplan.inputs.task_rules import CONCATENATED
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
+    if job.task == "ppo":
+        return _rollout(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task == "gkd":
@@ -72,3 +74,14 @@ def _both_answers(job: Job) -> list[Input]:
     names, kinds = ("chosen", "rejected"), ("input_ids", "attention_mask", "labels")
     prompt = [Input(f"prompt_{kind}", (max(job.prompt_length or 0, 1),)) for kind in kinds[:2]]
     return [*prompt, *(Input(f"{name}_{kind}", (job.sequence_length,)) for name in names for kind in kinds)]
+
+
+def _rollout(job: Job) -> list[Input]:
+    """What PPO's loop keeps of a completion (trl 0.9.6, trainer/ppo_trainer.py: step, batch_dict)."""
+    texts = [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
+    numbers = ("logprobs", "values", "advantages", "returns")
+    return [
+        *texts,
+        Input("masks", (job.sequence_length - 1,)),
+        *(Input(name, (job.sequence_length - 1,), "fp32") for name in numbers),
+    ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import ROLLOUTS, Job, Loss
+from vramplan.inputs.job import GENERATING, REFERRING, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-REFERRING = ("dpo", "kto", *ROLLOUTS)
-"""Tasks with a reference."""
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
 """Tasks of TRL's preference trainers."""
 PAIRS = ("dpo", "orpo", "cpo", "simpo", "reward")
 """Tasks whose samples are pairs of a chosen and a rejected answer."""
-TRL_TASKS = (*PREFERENCE, *ROLLOUTS, "gkd")
+TRL_TASKS = (*PREFERENCE, *GENERATING)
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
@@ -76,7 +74,7 @@ TASK_RULES = (
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
     ),
     Rule(
-        lambda job: job.prompt_length is not None and job.task not in (*SCORING, *ROLLOUTS, "gkd"),
+        lambda job: job.prompt_length is not None and job.task not in (*SCORING, *GENERATING),
         IMPOSSIBLE,
         "{prompt_length} has no meaning without {task=dpo} or its kin",
     ),
@@ -86,7 +84,7 @@ TASK_RULES = (
         "{prompt_length} leaves no token of {sequence_length} to the answer",
     ),
     Rule(
-        lambda job: job.prompt_length == 0 and job.task in (*SCORING, *ROLLOUTS, "gkd"),
+        lambda job: job.prompt_length == 0 and job.task in (*SCORING, *GENERATING),
         IMPOSSIBLE,
         "{prompt_length}: a prompt has at least one token",
     ),

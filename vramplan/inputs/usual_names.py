@@ -179,7 +179,6 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             for name in ("multiple_choice", "swag")
         },
         ("task", "generative_reranker"): "not modelled yet; nearest is {task=reranker}",
-        ("task", "ppo"): "not modelled yet; nearest is {task=grpo} with {reward_model}, which has no value model",
         ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
         **{

@@ -7,6 +7,7 @@ from vramplan.inputs.distillation_rules import DISTILLATION_RULES
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.ppo_rules import PPO_RULES
 from vramplan.inputs.rollout_rules import ROLLOUT_RULES
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.task_rules import TASK_RULES
@@ -241,6 +242,7 @@ def check_job(job: Job, gpu: Gpu) -> None:
     _apply(TASK_RULES, job)
     _apply(ROLLOUT_RULES, job)
     _apply(DISTILLATION_RULES, job)
+    _apply(PPO_RULES, job)
     check_sharing(job)
     check_card(job, gpu)
 

@@ -112,6 +112,12 @@ def _describe_task(job: Job) -> str:
         return f"{_describe_grpo(job)}{_describe_rewards(job)}{prompt}, {REFERENCES[job.reference_source]}; "
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
+    if job.task == "ppo":
+        rewards = "another set of adapters" if job.reward_adapters else "a server"
+        return (
+            f"PPO as LLaMA-Factory 0.9.5 with TRL 0.9.6 runs it, completions by transformers' generate, rewards by"
+            f" {rewards}{prompt}, {REFERENCES[job.reference_source]}; "
+        )
     if job.loss == "value_head":
         return "reward model (a value head beside all logits) as LLaMA-Factory trains it on pairs; "
     if job.task == "reward" and job.loss == "kept_log_probs":

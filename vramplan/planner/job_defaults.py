@@ -60,6 +60,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if job.get("task") in ROLLOUTS:
         job.setdefault("loss", "chunked")  # TRL 1.16
         job.setdefault("batches", "padded")  # completions differ in length
+    if job.get("task") == "ppo":
+        job.setdefault("batches", "padded")
     if job.get("task") == "rloo":
         job.setdefault("num_generations", 2)  # TRL's default
     if job.get("task") == "gkd":

@@ -152,6 +152,8 @@ def trainer(job: Job) -> str:
     if job.task == "gkd":
         package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.7 on")
         return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
+    if job.task == "ppo":
+        return "PPO of LLaMA-Factory"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {

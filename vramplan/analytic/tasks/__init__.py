@@ -38,6 +38,7 @@ LOSSES: dict[Task, str] = {
     "grpo": "grpo",
     "rloo": "rloo",
     "gkd": "gkd",
+    "ppo": "ppo",
 }
 """The file of each task whose trainer computes the loss itself."""
 

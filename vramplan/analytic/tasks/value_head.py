@@ -39,14 +39,14 @@ def _outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple
     net.states = []
     model_loss, outputs = setting.architecture.forward(forward_pass(net, setting, phase, batch), setting.config)
     states, net.states = net.states, None
-    values = _values(net, setting, states[-1])
+    values = values_of(net, setting, states[-1])
     net.tape.module = "lm_head"
     logits = ops.to(outputs[0], "fp32", "logits in fp32 beside the values")
     del states, outputs
     return logits, model_loss, values
 
 
-def _values(net: Modules, setting: StepSpec, hidden: Tensor) -> Tensor:
+def values_of(net: Modules, setting: StepSpec, hidden: Tensor) -> Tensor:
     """``ValueHead``: (B, S) values of (B, S, width) states; its weights are fp32 unless an engine casts the model."""
     net.tape.module = "v_head"
     job = setting.job

@@ -11,7 +11,7 @@ from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back,
 from vramplan.frameworks.readers.llamafactory_tasks import (
     STAGES,
     WRITTEN,
-    refuse_ppo,
+    ppo_fields,
     refuse_stage,
     stage_pairs,
     task_fields,
@@ -151,7 +151,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }
     model = config.string("model_name_or_path") or ""
     if stage == "ppo":
-        raise refuse_ppo(config, model, job)
+        job |= ppo_fields(config, model, job)
+        del names["loss"]
     if stage in STAGES:
         job |= task_fields(config, stage, version, job)
         del names["loss"]  # Liger's loss is for stages that need no logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import UnsupportedError, setting
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
@@ -67,33 +67,50 @@ def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
     return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
 
 
-def refuse_ppo(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
-    """The error for the stage `ppo`, with TRL's GRPO as the nearest estimate (train/ppo/trainer.py).
+def ppo_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[str, Any]:
+    """What the stage `ppo` changes in a job that has been read for supervised fine-tuning (train/ppo/trainer.py).
 
-    A generation of it has one micro-batch. The reward model is another set of adapters unless its type is full or api.
-
-    Args:
-        config: the configuration.
-        model: the model's name.
-        job: the fields of the job, read for supervised fine-tuning.
+    Raises:
+        UnsupportedError: for a reward model of its own, with the nearest estimate, and for what else is not modelled.
     """
     prompt, new = job["sequence_length"], config.integer("max_new_tokens", default=1024, least=0)
+    if not config.has("max_new_tokens"):
+        config.note("default", "max_new_tokens", "not set: 1024")
+    length = prompt + new if new else config.integer("max_length", default=1024)
+    fields: dict[str, Any] = {"prompt_length": min(prompt, length - 1), "sequence_length": length}
+    kind = config.lowercase("reward_model_type", default="lora")
+    if kind not in ("lora", "full", "api"):
+        raise config.unsupported("reward_model_type", "is not modelled; modelled: lora, api")
+    if not config.has("reward_model"):
+        raise ConfigError(f"{config.place('stage')}: stage ppo needs a reward_model, without which LLaMA-Factory stops")
+    if kind == "lora" and job["method"] == "full":
+        raise config.invalid(("reward_model_type",), "full or api: adapters score with finetuning_type lora alone")
+    if kind == "full":
+        raise _reward_model_of_its_own(config, model, {**job, **fields})
+    if job.get("fused_kernels") or job.get("loss", "standard") not in ("standard", "liger"):
+        raise config.unsupported("enable_liger_kernel", "in stage ppo is not modelled yet; leave it out")
+    if job["autocast"] == "none":
+        raise config.unsupported("pure_bf16", "in stage ppo runs under fp16 autocast, which is not modelled; set bf16")
+    if config.number("val_size", default=0.0) > 0 or config.has("eval_dataset"):
+        key = "val_size" if config.has("val_size") else "eval_dataset"
+        raise config.invalid((key,), "none in stage ppo, where LLaMA-Factory stops at a data set to evaluate")
+    return fields | {"task": "ppo", "loss": "standard", "batches": "padded", "reward_adapters": kind == "lora"}
+
+
+def _reward_model_of_its_own(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
+    """The error for a whole reward model, with TRL's GRPO as the nearest estimate."""
     fields = {name: value for name, value in job.items() if name not in ("loss", "batches")} | {
         "task": "grpo",
-        "prompt_length": prompt,
-        "sequence_length": prompt + (new or config.integer("max_length", default=1024)),
         "micro_batch_size": round_up(job["micro_batch_size"], 2),
         "gradient_accumulation_steps": 1,
         "num_generations": 2,
         "reference": own_reference(job["method"]),
+        "reward_model": config.string("reward_model"),
     }
-    if config.lowercase("reward_model_type", default="lora") == "full":
-        fields["reward_model"] = config.string("reward_model")
-    nearest = f"{estimate_command(model, fields)} --loss standard"
     return config.unsupported(
-        "stage",
-        "has a value head and copies all logits in fp32 for its loss, which is not modelled yet; nearest, without"
-        f" those: {nearest}",
+        "reward_model_type",
+        "loads a model with a value head of its own, which is not modelled yet; nearest, without the policy's value"
+        f" head and its copies of all logits: {estimate_command(model, fields)} --loss standard",
     )
 
 
