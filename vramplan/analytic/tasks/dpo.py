@@ -16,7 +16,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_dpo, log_softmax, logits_to_keep, scaled_log_softmax
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
-from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference
 from vramplan.analytic.tasks.whole_logits import cross_entropy_of_first, logits_and_states, logits_of
 from vramplan.inputs.job import Job
 from vramplan.inputs.task_rules import CONCATENATED
@@ -45,7 +45,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     tape.module = "loss"
     per_token = outputs[0]
     sums = ops.total(ops.sliced(per_token, per_token.shape))
-    kind = reference_of(job)
+    kind = job.reference_source
     if kind in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = fused_forward(net, setting, own, batch, labels, METRICS if kind == "adapters_off" else ())
@@ -66,7 +66,7 @@ def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Ten
     labels = [tape.empty((rows, length), "int64", "shifted labels") for _ in range(2 if copies else 0)]
     index = labels[0] if copies else batch.inputs["input_ids"]
     sums = ops.total(label_log_probs(shifted, index).view(rows, length))
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = logits_of(net, setting, own, batch)
         tape.module = "loss"
@@ -85,7 +85,7 @@ def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Ten
 def _concatenated(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``get_batch_loss_metrics`` of trl 0.15 to 0.28: the policy's concatenated_forward, then the reference's."""
     sums, nll = _concatenated_forward(net, setting, phase, batch, phase)
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = _concatenated_forward(net, setting, own, batch, phase)
     loss = of_samples(sums)

@@ -15,7 +15,7 @@ from vramplan.analytic.layers.log_probs import kept_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples
-from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 
@@ -55,7 +55,7 @@ def _dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tens
     given = _both_answers(setting, batch)
     sums = _answer_log_probs(logits_of(net, setting, phase, given))
     del given
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         given = _both_answers(setting, batch)
         with as_reference(net, phase) as own:
             reference = [logits_of(net, setting, own, given)]

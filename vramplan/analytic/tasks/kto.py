@@ -13,7 +13,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import log_softmax, logits_to_keep
 from vramplan.analytic.tasks.fused_head import answer_labels, fused_forward, of_samples, scored_tokens
-from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, without_gradients
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 METRICS = ("entropy", "mean_logits")
@@ -28,7 +28,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         return logits_to_keep.kto_loss(net, setting, phase, batch)
     if setting.job.loss == "standard":
         return _by_logits(net, setting, phase, batch)
-    tape, kind = net.tape, reference_of(setting.job)
+    tape, kind = net.tape, setting.job.reference_source
     kl_batch = batch._replace(
         inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
     )
@@ -63,7 +63,7 @@ def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Ten
     _log_probs(scored.pop(), index)
     logits = logits_of(net, setting, phase, batch)
     sums = ops.total(_log_probs(logits, index))
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase, "kl.") as own:
             scored = [logits_of(net, setting, own, kl_batch)]
         _log_probs(scored.pop(), index)

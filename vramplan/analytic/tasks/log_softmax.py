@@ -14,13 +14,13 @@ from vramplan.analytic.layers.label_log_probs import log_softmax_of_labels
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples
-from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, without_gradients
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 
 def dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``get_batch_loss_metrics`` of CustomDPOTrainer: the policy's concatenated_forward, then the reference's."""
-    has_reference = reference_of(setting.job) in WITH_MODEL
+    has_reference = setting.job.reference_source in WITH_MODEL
     given = _cloned(net, batch) if has_reference else batch
     logits = logits_of(net, setting, phase, given)
     logits = _in_fp32(net, logits)
@@ -53,7 +53,7 @@ def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     del kl_logits
     copies = _by_tag(logits)
     del logits
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = logits_of(net, setting, own, _cloned(net, batch))
         reference = _in_fp32(net, reference)

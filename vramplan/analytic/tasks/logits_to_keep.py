@@ -14,14 +14,14 @@ from vramplan.analytic.layers.label_log_probs import label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples, scored_tokens
-from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, reference_of, without_gradients
+from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, without_gradients
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 
 def dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``get_batch_loss_metrics``: the policy's concatenated_forward, then the reference's."""
     sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase) as own:
             _answer_log_probs(net, setting, own, batch, phase)
     loss = of_samples(sums)
@@ -36,7 +36,7 @@ def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     with without_gradients(net, phase, "policy.") as own:
         _answer_log_probs(net, setting, own, kl_batch, phase)
     sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
-    if reference_of(setting.job) in WITH_MODEL:
+    if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase, "kl.") as own:
             _answer_log_probs(net, setting, own, kl_batch, phase)
         with as_reference(net, phase) as own:

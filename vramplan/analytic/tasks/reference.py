@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from vramplan.analytic.layers.modules import Modules
-from vramplan.inputs.job import Job, own_reference
 
 WITH_MODEL = ("adapters_off", "model")
 """References that take a forward."""
@@ -20,11 +19,6 @@ SECOND = ("reference", "teacher")
 def reference_phase(phase: str, of: str = "", name: str = "reference") -> str:
     """The phase of a forward without gradients within `phase`; `of` tells several of one micro-step apart."""
     return f"{name}.{of}{phase.rpartition('.')[2]}"
-
-
-def reference_of(job: Job) -> str:
-    """Where the log-probabilities of the reference come from."""
-    return job.reference or own_reference(job.method)
 
 
 def is_of_reference(phase: str) -> bool:
