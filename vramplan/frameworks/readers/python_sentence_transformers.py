@@ -73,7 +73,7 @@ POSITIONS: Mapping[str, tuple[str, ...]] = {
 OF_PAIRS = ("BinaryCrossEntropyLoss", "MSELoss", "CrossEntropyLoss")
 """The losses of them that are a CrossEncoder's."""
 LISTWISE = ("LambdaLoss", "ListNetLoss", "ListMLELoss", "PListMLELoss", "RankNetLoss", "ADRMSELoss")
-"""Its losses of all documents of a query, which run through the model at once."""
+"""Its losses of all documents of a query."""
 COSINE = ("cos_sim", "pairwise_cos_sim")
 """Similarities that the losses take by default."""
 LABELS = ("label", "labels", "score", "scores")
@@ -294,7 +294,7 @@ def _unknown_loss(call: Call, of_pairs: bool) -> UnsupportedError:
     names = OF_PAIRS if of_pairs else tuple(name for name in LOSS_ARGUMENTS if name not in OF_PAIRS)
     nearest = f"vramplan estimate MODEL --gpu GPU --task {'reranker' if of_pairs else 'embedding'} --method full"
     if call.last in LISTWISE:
-        nearest += " --micro-batch N, which is queries times documents, as they run at once (unless mini_batch_size)"
+        nearest += " --micro-batch N, which is queries times documents: what all of them keep is there at once"
     elif call.last == "SoftmaxLoss":
         nearest += ", beside which it has a layer of three vectors' width for each label"
     return UnsupportedError(
