@@ -21,12 +21,15 @@ from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 
 SMALL: dict[str, Any] = {"task": "reranker", "method": "full", "sequence_length": 128, "micro_batch_size": 8}
+LABELS: dict[str, Any] = {"task": "sequence_classification", "num_labels": 3, "batches": "padded"}
 ROWS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("google-bert/bert-base-uncased", {}, {"loss": "BinaryCrossEntropyLoss"}),
     ("google-bert/bert-base-uncased", {"checkpointing": "none"}, {"loss": "MSELoss"}),
     ("FacebookAI/roberta-base", {"checkpointing": "none", "dtype": "fp32"}, {"loss": "BinaryCrossEntropyLoss"}),
     ("Qwen/Qwen3-0.6B", {"checkpointing": "none"}, {"loss": "BinaryCrossEntropyLoss"}),
     ("Qwen/Qwen3-0.6B", {"autocast": "none"}, {"loss": "BinaryCrossEntropyLoss"}),
+    ("google-bert/bert-base-uncased", {**LABELS}, {"loss": "CrossEntropyLoss"}),
+    ("FacebookAI/roberta-base", {**LABELS, "checkpointing": "none"}, {"loss": "CrossEntropyLoss"}),
 )
 """A model of three layers, the job, the loss."""
 
@@ -49,7 +52,9 @@ class Scores(Setup):
         with TemporaryDirectory() as place, torch.device("cpu"):
             model.save_pretrained(place)
             words.save_pretrained(place)
-            encoder = CrossEncoder(place, device="cpu", model_kwargs={"dtype": DTYPES[self.job.dtype]})
+            encoder = CrossEncoder(
+                place, device="cpu", num_labels=self.job.num_labels or 1, model_kwargs={"dtype": DTYPES[self.job.dtype]}
+            )
         inner: Any = encoder[0].auto_model
         inner.config._attn_implementation = self.job.attention
         encoder.to("meta")
@@ -80,6 +85,8 @@ class ScoresRun(TrlRun):
 
     def _on_device(self, tensor: torch.Tensor) -> Any:
         """Texts stay words: the loss makes tokens of them."""
+        if tensor.is_floating_point() and self.job.num_labels:
+            return torch.empty(tensor.shape, dtype=torch.int64)
         return super()._on_device(tensor) if tensor.is_floating_point() else ["w3"] * len(tensor)
 
     def _model(self) -> nn.Module:
@@ -88,7 +95,7 @@ class ScoresRun(TrlRun):
         from vramplan.torch_backend.model.build import _transformers_config
 
         config = _transformers_config(self.spec, self.job, False)
-        config.num_labels = 1
+        config.num_labels = self.job.num_labels or 1
         made: nn.Module = AutoModelForSequenceClassification.from_config(
             config, attn_implementation=self.job.attention, dtype=DTYPES[self.job.dtype]
         )

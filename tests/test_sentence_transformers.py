@@ -101,6 +101,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     (RERANKER.format(loss="BinaryCrossEntropyLoss", arguments=", max_length=512"), {"task": "reranker"}),
     (RERANKER.format(loss="MSELoss", arguments=", num_labels=1"), {"task": "reranker", "micro_batch_size": 16}),
+    (
+        RERANKER.format(loss="CrossEntropyLoss", arguments=", num_labels=3"),
+        {"task": "sequence_classification", "num_labels": 3},
+    ),
+    (
+        embedding(loss="losses.MatryoshkaLoss(model, losses.CachedMultipleNegativesRankingLoss(model), [768, 256])"),
+        {"embedding_loss": "cached_multiple_negatives", "matryoshka_dims": (768, 256)},
+    ),
 ]
 
 
@@ -136,11 +144,34 @@ def test_columns_that_are_not_known_stand_beside_the_verdict(tmp_path: Path) -> 
             "joins all texts",
         ),
         (embedding(model="model = make()"), "known without running"),
-        (RERANKER.format(loss="LambdaLoss", arguments=""), "LambdaLoss is not modelled"),
-        (RERANKER.format(loss="MSELoss", arguments=", num_labels=3"), "several labels"),
+        (embedding(loss="losses.SoftmaxLoss(model, 768, 3)"), "SoftmaxLoss.*--task embedding.*a layer"),
+        (embedding(loss="losses.BatchAllTripletLoss(model)"), "nearest: vramplan estimate MODEL"),
+        (
+            RERANKER.format(loss="LambdaLoss", arguments=""),
+            "modelled: BinaryCrossEntropyLoss, .*queries times documents",
+        ),
+        (RERANKER.format(loss="MSELoss", arguments=", num_labels=3"), "of 3 labels is not modelled.*CrossEntropyLoss"),
+        (RERANKER.format(loss="CrossEntropyLoss", arguments=""), "CrossEncoder is not modelled yet"),
         (RERANKER.format(loss="CoSENTLoss", arguments=""), "of a CrossEncoder is not modelled"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(VramplanError, match=error):
+        check(script(tmp_path, text), gpu="h100")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("AutoModelForMultipleChoice", "choices times samples"),
+        ("AutoModelForQuestionAnswering", "--task token_classification"),
+    ],
+)
+def test_classes_that_are_not_read_have_a_nearest_estimate(tmp_path: Path, name: str, said: str) -> None:
+    text = (
+        f"from transformers import {name}, Trainer, TrainingArguments\n"
+        f'model = {name}.from_pretrained("google-bert/bert-base-uncased")\n'
+        'Trainer(model=model, args=TrainingArguments("out"), train_dataset=data).train()\n'
+    )
+    with pytest.raises(VramplanError, match=said):
         check(script(tmp_path, text), gpu="h100")

@@ -54,8 +54,6 @@ def check_embedding(job: Job, width: int) -> None:
     for size in job.matryoshka_dims or ():
         if not 0 < size <= width:
             raise ConfigError(f"{setting('matryoshka_dims', size)}: the model's vectors are {width} wide")
-    if job.embedding_loss == "cached_multiple_negatives" and job.matryoshka_dims is not None:
-        raise UnsupportedError(f"{loss} with {setting('matryoshka_dims')} is not modelled yet")
     if job.strategy not in ("ddp", "zero0", "zero1", "zero2"):
         raise UnsupportedError(
             f"{setting('strategy', job.strategy)} with {setting('task', 'embedding')} is not modelled yet; use"

@@ -40,10 +40,10 @@ def run(vectors: Callable[..., Tensor], make: Any, c: Config, job: Job, texts: l
     tape.run = 0
     tape.enter(tape.phase, None)
     tape.module = "loss"
+    cache = [tape.empty(one.shape, one.dtype, "gradient of the vectors") for one in reps if tape.grad_enabled]
     loss = chunk_loss(reps, job.mini_batch_size, samples)
     if not tape.grad_enabled:
         return loss
-    cache = [tape.empty(one.shape, one.dtype, "gradient of the vectors") for one in reps]
 
     def hook(grad: Tensor) -> Grads:
         phase_run = tape.run
@@ -93,13 +93,22 @@ def part_of(texts: Texts, size: int) -> Texts:
 
 
 def chunk_loss(reps: list[Tensor], size: int, samples: int) -> Tensor:
-    """The loss of one mini-batch of anchors with all other texts, and its backward, at once."""
+    """The loss of one mini-batch of anchors with all other texts, and its backward, at once.
+
+    (losses/cached_multiple_negatives_ranking.py: calculate_loss.) Each mini-batch normalises all other texts anew; the
+    loss of each width of MatryoshkaLoss comes after the other, of narrower vectors.
+    """
     tape, width = reps[0].tape, reps[0].shape[1]
     texts = sum(one.shape[0] for one in reps) - samples
     anchors = tape.empty((samples, width), "fp32", "all anchors")
+    columns = tape.empty((texts, width), "fp32", "other texts of each column") if texts > samples else None
     others = tape.empty((texts, width), "fp32", "all other texts")
     rows = min(size, samples)
     similar = [tape.empty((rows, texts), "fp32", "similarities") for _ in range(5)]
+    normal = tape.empty((texts, width), "fp32", "other texts, normalised")
+    whole = ("of the normalised texts", "of the texts by the quotient", "of the norms", "of the texts by the norms")
+    gradients = [tape.empty((texts, width), "fp32", f"gradient {name}") for name in whole if tape.grad_enabled]
     flops = 3 * 2 * rows * texts * width
     tape.product(-(-samples // rows) * flops, similar[0].num_bytes, "fp32", rows * texts)
+    del columns, normal, gradients
     return tape.empty((), "fp32", "loss")

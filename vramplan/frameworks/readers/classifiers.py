@@ -18,6 +18,13 @@ HEADS: Mapping[str, str] = {
     "ForImageClassification": "image_classification",
 }
 """Ends of the names of classes -> the job's task."""
+NEAREST: Mapping[str, str] = {
+    "ForMultipleChoice": "each choice as a row of its own: vramplan estimate MODEL --gpu GPU --task"
+    " sequence_classification --method full --micro-batch N, which is choices times samples",
+    "ForQuestionAnswering": "two numbers for each token: vramplan estimate MODEL --gpu GPU --task token_classification"
+    " --method full",
+}
+"""Ends of the names of classes that are not read -> the estimate that comes nearest."""
 TASK_KEY = "classifier"
 """The key under which a Python script's class says the task."""
 IMAGE_SIZE = "transforms of images are not read: they are taken as the model's own processor makes them"

@@ -216,7 +216,8 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
         heads = (*heads, *classifiers.HEADS)
     if name == "AutoModel" or (_HEAD.search(name) and not name.endswith(heads)) or "Liger" in name:
         endings = ", ".join(f"...{ending}" for ending in MODEL_CLASSES)
-        raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}")
+        near = next((f"; nearest, {text}" for end, text in classifiers.NEAREST.items() if name.endswith(end)), "")
+        raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}{near}")
     changed = {event[0][1:-1] for event in model.thing.history if event[0].endswith("=")}
     keywords = {name: value for name, value in load.keywords.items() if name not in {*changed, *classifier}}
     settings = classifier | _translated(keywords, MODEL, "from_pretrained")

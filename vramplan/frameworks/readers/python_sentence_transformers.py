@@ -54,6 +54,7 @@ LOSS_ARGUMENTS: Mapping[str, Mapping[str, str | None]] = {
     "TripletLoss": {"triplet_margin": None},
     "BinaryCrossEntropyLoss": {"pos_weight": None, "activation_fn": None},
     "MSELoss": {"activation_fn": None},
+    "CrossEntropyLoss": {"activation_fn": None, "weight": None, "label_smoothing": None},
 }  # fmt: skip
 """Losses that are read, and their arguments that are: to settings, or None if memory does not change."""
 POSITIONS: Mapping[str, tuple[str, ...]] = {
@@ -66,8 +67,13 @@ POSITIONS: Mapping[str, tuple[str, ...]] = {
     "OnlineContrastiveLoss": ("model", "distance_metric", "margin"),
     "BinaryCrossEntropyLoss": ("model", "activation_fn", "pos_weight"),
     "MSELoss": ("model", "activation_fn"),
+    "CrossEntropyLoss": ("model", "activation_fn"),
 }
 """Names of positional arguments, where they are not those of MultipleNegativesRankingLoss and CoSENTLoss."""
+OF_PAIRS = ("BinaryCrossEntropyLoss", "MSELoss", "CrossEntropyLoss")
+"""The losses of them that are a CrossEncoder's."""
+LISTWISE = ("LambdaLoss", "ListNetLoss", "ListMLELoss", "PListMLELoss", "RankNetLoss", "ADRMSELoss")
+"""Its losses of all documents of a query."""
 COSINE = ("cos_sim", "pairwise_cos_sim")
 """Similarities that the losses take by default."""
 LABELS = ("label", "labels", "score", "scores")
@@ -186,13 +192,10 @@ def _loaded(arguments: Mapping[str, ConfigValue], where: str) -> Settings:
     backend, labels = rest.pop("backend", None), rest.pop("num_labels", None)
     if backend is not None and backend.value != "torch":
         raise UnsupportedError(f"{backend.place}: {where}(backend=...): only torch trains")
-    if labels is not None and labels.value not in (None, 1):
-        raise UnsupportedError(
-            f"{labels.place}: {where}(num_labels={labels.value}): a CrossEncoder of several labels is not modelled yet;"
-            " nearest: vramplan estimate MODEL --task classification"
-        )
     settings = _translated(rest, MODEL_ARGUMENTS, where)
     settings |= _translated(_inner(model, f"model_kwargs of {where}"), LOADING, "model_kwargs")
+    if labels is not None and labels.value not in (None, 1):
+        settings["num_labels"] = labels
     if limit is not None:
         settings.setdefault("max_length", limit)
     if "max_length" in settings:
@@ -264,10 +267,10 @@ def _loss(trainer: Thing) -> Settings:
         if len(inner) != 1:
             raise ConfigError(f"{thing.call.place}: the loss in MatryoshkaLoss is not known without running the script")
         thing = inner[0]
-    return settings | _loss_arguments(thing.call)
+    return settings | _loss_arguments(thing.call, trainer.call.last == "CrossEncoderTrainer")
 
 
-def _loss_arguments(call: Call) -> Settings:
+def _loss_arguments(call: Call, of_pairs: bool) -> Settings:
     known = LOSS_ARGUMENTS.get(call.last)
     if known is None and "GIST" in call.last:
         raise UnsupportedError(
@@ -276,7 +279,7 @@ def _loss_arguments(call: Call) -> Settings:
             " its weights and a forward without gradients"
         )
     if known is None:
-        raise UnsupportedError(f"{call.place}: {call.last} is not modelled yet; modelled: {', '.join(LOSS_ARGUMENTS)}")
+        raise _unknown_loss(call, of_pairs)
     arguments = _known(call, POSITIONS.get(call.last, ("model", "scale", "similarity_fct")))
     similarity = arguments.pop("similarity_fct", None)
     named = "" if similarity is None else str(similarity.value).rpartition(".")[2].rpartition("=")[2]
@@ -284,6 +287,19 @@ def _loss_arguments(call: Call) -> Settings:
         raise UnsupportedError(f"{similarity.place}: {call.last}(similarity_fct=...): modelled is cos_sim")
     arguments.pop("model", None)
     return {"loss_class": ConfigValue(call.last, call.place)} | _translated(arguments, known, call.last)
+
+
+def _unknown_loss(call: Call, of_pairs: bool) -> UnsupportedError:
+    """The error for a loss that is not modelled, with the nearest estimate."""
+    names = OF_PAIRS if of_pairs else tuple(name for name in LOSS_ARGUMENTS if name not in OF_PAIRS)
+    nearest = f"vramplan estimate MODEL --gpu GPU --task {'reranker' if of_pairs else 'embedding'} --method full"
+    if call.last in LISTWISE:
+        nearest += " --micro-batch N, which is queries times documents: what all of them keep is there at once"
+    elif call.last == "SoftmaxLoss":
+        nearest += ", beside which it has a layer of three vectors' width for each label"
+    return UnsupportedError(
+        f"{call.place}: {call.last} is not modelled yet; modelled: {', '.join(names)}; nearest: {nearest}"
+    )
 
 
 def _negatives(script: Script) -> ConfigValue | None:

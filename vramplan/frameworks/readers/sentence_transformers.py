@@ -30,6 +30,8 @@ DEFAULT_LOSS = "CoSENTLoss"
 """SentenceTransformerTrainer's (sentence_transformer/trainer.py: get_default_loss)."""
 RERANKER_LOSSES = ("BinaryCrossEntropyLoss", "MSELoss")
 """Losses of one score for each pair; the trainer's own is the first (cross_encoder/trainer.py: get_default_loss)."""
+CLASSIFIER_LOSS = "CrossEntropyLoss"
+"""The loss of a CrossEncoder of several labels, which is the trainer's own."""
 POOLING: Mapping[str, str] = {
     "baai/bge-": "cls",
     "mixedbread-ai/mxbai-embed-": "cls",
@@ -54,7 +56,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     is_reranker = config.string("trainer") == "CrossEncoderTrainer"
     parsed.job |= {"loss": "standard", "batches": "padded"}
     parsed.job |= _reranker(config) if is_reranker else _embedding(config, parsed)
-    parsed.task = "reranker" if is_reranker else "embedding"
+    parsed.task = str(parsed.job["task"]).replace("_", " ")
     if parsed.job["method"] != "full":
         parsed.job["lora_dtype"] = parsed.job["dtype"]  # add_adapter() makes adapters of the weights' dtype
     parsed.names = {
@@ -76,11 +78,16 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
 
 
 def _reranker(config: ConfigReader) -> dict[str, Any]:
-    loss = config.string("loss_class") or RERANKER_LOSSES[0]
-    if loss not in RERANKER_LOSSES:
-        modelled = ", ".join(RERANKER_LOSSES)
-        raise config.unsupported("loss_class", f"of a CrossEncoder is not modelled yet; modelled: {modelled}")
-    return {"task": "reranker"}
+    """One score for each pair, or as many as there are labels: then it is trained as a classifier of pairs."""
+    labels = config.integer("num_labels", default=1)
+    losses = RERANKER_LOSSES if labels == 1 else (CLASSIFIER_LOSS,)
+    loss = config.string("loss_class") or losses[0]
+    if loss not in losses:
+        of = "" if labels == 1 else f" of {labels} labels"
+        raise config.unsupported(
+            "loss_class", f"of a CrossEncoder{of} is not modelled yet; modelled: {', '.join(losses)}"
+        )
+    return {"task": "reranker"} if labels == 1 else {"task": "sequence_classification", "num_labels": labels}
 
 
 def _embedding(config: ConfigReader, parsed: ParsedConfig) -> dict[str, Any]:
