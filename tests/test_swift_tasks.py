@@ -56,7 +56,6 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
     ("kind", "more", "said"),
     [
         ("gkd", "--tuner_type lora", "gkd is not read yet"),
-        ("grpo", "--tuner_type lora --num_generations 4", "--task grpo"),
         ("dpo", "--tuner_type lora --ref_adapters a", "ref_adapters"),
         ("dpo", "--tuner_type lora --precompute_ref_log_probs true", "precompute_ref_log_probs"),
         ("dpo", "--tuner_type lora --padding_free true --attn_impl flash_attn", "padding_free"),

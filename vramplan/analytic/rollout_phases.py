@@ -77,11 +77,13 @@ def rollout_size(job: Job) -> int:
 def is_scored(job: Job) -> bool:
     """Whether completions are scored before the model trains on them: by the reference, or by the model itself.
 
-    By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO does so always.
+    By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO and ms-swift do
+    so always.
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    return job.task == "rloo" or job.reference not in (None, "none") or corrected or not aligned
+    always = job.task == "rloo" or job.loss == "logits_to_keep"
+    return always or job.reference not in (None, "none") or corrected or not aligned
 
 
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:

@@ -379,7 +379,8 @@ class Job(Record):
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
     1.9.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
-    ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
+    ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
+    lie). With `task` dpo: scaled_log_softmax is
     torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
     reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
     model with a value head."""

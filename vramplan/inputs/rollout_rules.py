@@ -7,7 +7,10 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
 """Settings that only GRPO and RLOO have."""
-LOSSES: dict[str, tuple[Loss, ...]] = {"grpo": ("standard", "chunked", "liger"), "rloo": ("standard", "chunked")}
+LOSSES: dict[str, tuple[Loss, ...]] = {
+    "grpo": ("standard", "chunked", "liger", "logits_to_keep"),
+    "rloo": ("standard", "chunked"),
+}
 
 
 def generates(job: Job) -> bool:

@@ -9,6 +9,8 @@ from vramplan.inputs.task_rules import CONCATENATED
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
+    if job.task in ROLLOUTS and job.loss == "logits_to_keep":
+        return _swift_completions(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task in ("orpo", "cpo", "simpo"):
@@ -62,3 +64,17 @@ def _both_answers(job: Job) -> list[Input]:
     names, kinds = ("chosen", "rejected"), ("input_ids", "attention_mask", "labels")
     prompt = [Input(f"prompt_{kind}", (max(job.prompt_length or 0, 1),)) for kind in kinds[:2]]
     return [*prompt, *(Input(f"{name}_{kind}", (job.sequence_length,)) for name in names for kind in kinds)]
+
+
+def _swift_completions(job: Job) -> list[Input]:
+    """A prompt with its completion, and what each token of the completion has (ms-swift 4.6, rl_core/data.py)."""
+    completion = (job.sequence_length - max(job.prompt_length or 0, 1),)
+    scores = ["old_per_token_logps", "advantages"]
+    scores += ["ref_per_token_logps"] if job.reference_source != "none" else []
+    return [
+        *(Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")),
+        Input("completion_mask", completion, "bool"),
+        *(Input(name, completion, "fp32") for name in scores),
+        Input("seq_lengths", ()),
+        Input("truncated_mask", (), "bool"),
+    ]

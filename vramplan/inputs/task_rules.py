@@ -146,11 +146,14 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: (
-            job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
-        ),
+        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "scaled_log_softmax"),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
+    ),
+    Rule(
+        lambda job: job.task not in ("dpo", "kto", "grpo") and job.loss == "logits_to_keep",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo}, kto or grpo",
     ),
     Rule(
         lambda job: job.task != "reward" and job.loss == "value_head",

@@ -149,14 +149,15 @@ def trainer(job: Job) -> str:
     if job.task not in TRL_TASKS:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
+    engine = f", {ENGINES[job.generate_with]}" if job.task in ROLLOUTS else ""
     if job.loss in OF_FRAMEWORKS:
-        return f"{name} of {OF_FRAMEWORKS[job.loss]}"
+        return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {
         **TRL_VERSIONS,
         "standard": "up to 1.12" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
     }
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
-    return f"{name} of TRL{versions}" + (f", {ENGINES[job.generate_with]}" if job.task in ROLLOUTS else "")
+    return f"{name} of TRL{versions}{engine}"
 
 
 TRL_VERSIONS = {

@@ -60,6 +60,8 @@ def token_log_probs(
     ids = batch.inputs["input_ids"]
     rows, length = ids.shape
     tokens = scored_tokens(job)
+    if job.loss == "logits_to_keep":
+        return _of_divided_logits(net, setting, phase, batch)
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
     joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
@@ -78,6 +80,20 @@ def token_log_probs(
         kept["entropy"] = entropies(divided, is_contiguous=True)
     del logits, divided  # the model's outputs live until the function returns
     return log_probs.view(rows, tokens)
+
+
+def _of_divided_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same in ms-swift (4.6, rlhf_trainers/grpo_trainer.py: _get_logps_via_local_forward).
+
+    The batch holds prompts with completions in one piece, and the temperature divides the logits where they lie.
+    """
+    tape, rows, tokens = net.tape, batch.inputs["input_ids"].shape[0], scored_tokens(setting.job)
+    logits = _logits(net, setting, phase, batch, tokens)
+    tape.module = "loss"
+    divided = ops.scale_view(logits, (rows, tokens, logits.shape[-1]))
+    del logits
+    labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
+    return label_log_probs(divided, labels).view(rows, tokens)
 
 
 def _logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, tokens: int) -> Tensor:

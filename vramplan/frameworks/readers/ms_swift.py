@@ -16,7 +16,7 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_tasks, ms_swift_types, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -73,6 +73,7 @@ FSDP_PRESETS: dict[str, dict[str, Any]] = {
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a ``swift sft`` command."""
     version, where = _version(config, framework_version)
+    is_grpo = ms_swift_grpo.is_grpo(config)
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
@@ -116,7 +117,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config, job, at_least(version, "3.0") and (processes == 1 or "strategy" in job)
     )  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:
-        fills_step = at_least(version, "3.3") or not at_least(version, "3.0")
+        fills_step = not is_grpo and (at_least(version, "3.3") or not at_least(version, "3.0"))
         steps = max(1, ceil(SAMPLES_PER_STEP / job["micro_batch_size"] / processes)) if fills_step else 1
         job["gradient_accumulation_steps"] = steps
         config.note(
@@ -146,7 +147,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names,
         config.notes,
     )
-    if ms_swift_tasks.is_rlhf(config):
+    if is_grpo:
+        config.read_keys |= {"loss_type", "label_smoothing"}
+    elif ms_swift_tasks.is_rlhf(config):
         parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
     elif ms_swift_types.is_typed(config):
         parsed.job |= ms_swift_types.task_fields(config, version, parsed.model, job)
@@ -165,6 +168,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.drops_longer = config.lowercase("truncation_strategy", default="delete") == "delete"
     parsed.resizes_images = config.has("max_pixels")
     parsed.video_sampling = from_environment(config)
+    if is_grpo:
+        ms_swift_grpo.train_for(parsed, config, version)
     if config.has(WORLD_SIZE_KEY):
         config.read_keys |= config.source.settings.keys()  # written by ms-swift itself: it takes all of them
     return parsed

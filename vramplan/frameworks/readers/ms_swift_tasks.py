@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import UnsupportedError, setting
-from vramplan.frameworks.nearest import estimate_command, refuse_task
+from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -53,9 +53,6 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     """
     value = config.lowercase("rlhf_type", default="dpo")
     task = TASKS.get(value)
-    if value == "grpo":
-        nearest = estimate_command(model, _nearest_grpo(config, job))
-        raise config.unsupported("rlhf_type", f"is not read yet; nearest, TRL's own trainer: {nearest}")
     if task is None or not at_least(version, SINCE):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
@@ -95,23 +92,6 @@ def _check_reference(config: ConfigReader, job: dict[str, Any]) -> None:
         raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
     if job["dtype"] == "fp32" and job["autocast"] != "none":
         raise config.unsupported("torch_dtype", "fp32 beside a reference model is not modelled yet; use bfloat16")
-
-
-def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
-    """TRL's GRPO with the settings; max_length limits prompts there, max_completion_length answers."""
-    fields = {name: one for name, one in job.items() if name not in ("loss", "batches", "sequence_length")}
-    fields |= {"task": "grpo", "num_generations": config.integer("num_generations", default=8)}
-    if config.number("beta", default=0.04):
-        fields["reference"] = own_reference(job["method"])
-    if "sequence_length" in job:
-        answer = config.integer("max_completion_length", "max_new_tokens", default=512)
-        fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}
-    if config.boolean("use_vllm", default=False):
-        sleeps = config.integer("sleep_level", default=0, least=0) > 0
-        apart = config.lowercase("vllm_mode", default="colocate") == "server"
-        fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
-        fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
-    return fields
 
 
 def type_pairs(job: Job) -> Pairs:

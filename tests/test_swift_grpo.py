@@ -1,0 +1,110 @@
+"""``swift rlhf --rlhf_type grpo`` read as ms-swift's own GRPOTrainer runs it (3.12, 4.6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.recorded_runs import errors_of
+from tests.swift_grpo import recorded
+from tests.trl_runs import GPU
+from vramplan import check
+from vramplan.errors import VramplanError
+from vramplan.inputs.job import Job
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.001, 0.0001
+COMMAND = (
+    "swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B --torch_dtype bfloat16 --dataset prompts.jsonl"
+    " --max_length 512 --max_completion_length 256 --num_generations 4 --per_device_train_batch_size 4 {}\n"
+)
+COLOCATED = "--use_vllm true --vllm_mode colocate"
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} " + " ".join(f"{name}={value}" for name, value in {**row["job"], **row["options"]}.items())
+
+
+def check_command(folder: Path, more: str) -> Any:
+    path = folder / "train.sh"
+    says = any(name in more for name in ("tuner_type", "train_type", "sft_type"))
+    path.write_text(COMMAND.format(more if says else f"--tuner_type lora {more}"))
+    return check(path, gpu="a100-80gb")
+
+
+def job_of_command(folder: Path, more: str) -> Job:
+    job: Job = check_command(folder, more).estimate.job
+    return job
+
+
+@pytest.mark.parametrize("row", RECORDED[::7], ids=name_of)
+def test_peaks_agree_with_swifts_own_trainer(row: dict[str, Any]) -> None:
+    assert max(errors_of(row, GPU).values()) <= WORST
+
+
+@pytest.mark.full
+def test_all_runs_agree() -> None:
+    assert len(RECORDED) >= 25
+    errors = {name_of(row): errors_of(row, GPU) for row in RECORDED}
+    assert not [name for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
+
+
+def test_defaults(tmp_path: Path) -> None:
+    job = job_of_command(tmp_path, COLOCATED)
+    assert (job.task, job.loss, job.reference, job.batches) == ("grpo", "logits_to_keep", "adapters_off", "padded")
+    assert (job.prompt_length, job.sequence_length, job.gradient_accumulation_steps) == (512, 768, 1)
+    assert (job.generate_with, job.vllm_share, job.lora_dropout) == ("vllm", 0.9, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("more", "fields"),
+    [
+        (f"{COLOCATED} --sleep_level 2 --vllm_gpu_memory_utilization 0.5", {"generate_with": "vllm_sleep"}),
+        ("--use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1", {"generate_with": "vllm_server"}),
+        ("--use_vllm false", {"generate_with": "transformers"}),
+        ("--beta 0", {"reference": None}),
+        ("--tuner_type full", {"reference": "model"}),
+        ("--tuner_type full --beta 0", {"reference": None}),
+        ("--train_type lora", {"loss": "standard"}),
+        ("--generation_batch_size 32", {"steps_per_generation": 8}),
+        ("--steps_per_generation 3 --gradient_accumulation_steps 6", {"steps_per_generation": 3}),
+        ("--num_iterations 2", {"num_iterations": 2}),
+        (f"{COLOCATED} --vllm_max_model_len 600", {"sequence_length": 600, "prompt_length": 344}),
+        (f"{COLOCATED} --vllm_max_model_len 4096", {"sequence_length": 768, "vllm_max_length": 4096}),
+        (
+            f"{COLOCATED} --vllm_max_model_len 4096 --multi_turn_scheduler math_tip_trick --max_turns 3",
+            {"sequence_length": 4096, "prompt_length": 1},
+        ),
+        ("--loss_type dapo --epsilon_high 0.28 --dynamic_sample true --overlong_filter true", {"task": "grpo"}),
+        ("--importance_sampling_level sequence --scale_rewards none", {"task": "grpo"}),
+    ],
+)
+def test_settings(tmp_path: Path, more: str, fields: dict[str, Any]) -> None:
+    job = job_of_command(tmp_path, more)
+    assert {name: getattr(job, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--use_vllm true", "vllm_mode"),
+        ("--vllm_mode colocate", "use_vllm"),
+        ("--generation_batch_size 6", "generation_batch_size"),
+        ("--num_generations 3", "does not divide"),
+        ("--reward_model Qwen/Qwen2.5-0.5B", "reward_model"),
+        ("--padding_free true --attn_impl flash_attn", "padding_free"),
+        (f"{COLOCATED} --multi_turn_scheduler tool_call", "multi_turn_scheduler"),
+        ("--loss_type other", "loss_type"),
+        ("--sequence_parallel_size 2", "sequence_parallel_size"),
+        ("--teacher_model Qwen/Qwen2.5-7B", "teacher_model"),
+        ("--ref_adapters a", "ref_adapters"),
+        ("--sft_type lora", "--task grpo"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(VramplanError, match=said):
+        check_command(tmp_path, more)

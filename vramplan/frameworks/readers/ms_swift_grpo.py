@@ -1,0 +1,173 @@
+"""ms-swift's ``swift rlhf --rlhf_type grpo`` (3.12 and 4.6: rlhf_args.py, rlhf_trainers/grpo_trainer.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.nearest import refuse_task
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job import own_reference
+
+SINCE = "3.12"
+"""The first version whose trainer was read."""
+OWN_LOG_PROBS = "4.0"
+"""The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
+"""Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
+NOT_MODELLED = (
+    "ref_adapters",
+    "adapters",
+    "resume_from_checkpoint",
+    "padding_free",
+    "packing",
+    "reward_model",
+    "teacher_model",
+    "teacher_model_server",
+    "chord_sft_dataset",
+    "vllm_enable_lora",
+    "async_generate",
+    "use_liger_kernel",
+    "use_liger",
+)
+NAMES: Mapping[str, KeyNames] = {
+    "reference": {"none": "beta 0.0"},
+    "generate_with": {
+        "vllm": "use_vllm true; vllm_mode colocate",
+        "vllm_sleep": "use_vllm true; vllm_mode colocate; sleep_level 1",
+        "vllm_server": "use_vllm true; vllm_mode server",
+    },
+    "vllm_share": "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "vllm_max_length": "vllm_max_model_len",
+    "num_generations": "num_generations",
+    "steps_per_generation": "steps_per_generation",
+}
+"""Its keys for the fields that a user may change."""
+
+
+def is_grpo(config: ConfigReader) -> bool:
+    """Whether the command is ``swift rlhf --rlhf_type grpo``."""
+    return config.lowercase("rlhf_type", default="") == "grpo"
+
+
+def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
+    """Make a configuration that has been read for supervised fine-tuning that of GRPO.
+
+    Raises:
+        UnsupportedError: for a setting that is not modelled.
+        ConfigError: for what ms-swift stops at.
+    """
+    job = parsed.job
+    if not at_least(version, SINCE):
+        raise refuse_task(config, "rlhf_type", "grpo", parsed.model, job)
+    if job.get("strategy") in ("fsdp", "device_map"):
+        raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero3")
+    for name in NOT_MODELLED:
+        config.require_off(name, why="with rlhf_type grpo is not modelled yet")
+    config.require_off("top_entropy_quantile", 1, 1.0, why="differentiates entropies, which is not modelled yet")
+    config.require_off("log_entropy", why="makes entropies with a graph, which is not modelled yet")
+    if config.lowercase("loss_type", default="grpo") not in LOSSES:
+        raise config.unsupported("loss_type")
+    fields: dict[str, Any] = {
+        "task": "grpo",
+        "loss": "logits_to_keep" if at_least(version, OWN_LOG_PROBS) else "standard",
+        "batches": "padded",
+        "num_generations": config.integer("num_generations", default=8),
+        "num_iterations": config.integer("num_iterations", default=1),
+        "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
+    }
+    if config.number("beta", default=0.04) != 0.0:
+        fields["reference"] = own_reference(job["method"])
+    if config.boolean("disable_dropout", default=False) and job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    fields |= _engine(config) | _generations(config, job)
+    answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+    fields |= _lengths(config, job, answer, fields)
+    job |= fields
+    if "sequence_length" not in fields:
+        job.pop("sequence_length", None)
+        parsed.completion_length = answer
+    kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
+    parsed.names = {**kept, **NAMES}
+    parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
+
+
+def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
+    """Micro-batches of a generation (args_mixin.py: _init_generation_batch_params)."""
+    steps = config.integer("steps_per_generation", default=1) if config.has("steps_per_generation") else None
+    if not config.has("generation_batch_size"):
+        return {} if steps is None else {"steps_per_generation": steps}
+    size, at_once = config.integer("generation_batch_size", default=1), job["micro_batch_size"] * job["num_gpus"]
+    if size % at_once or (steps is not None and steps * at_once != size):
+        expected = f"a multiple of the {at_once} completions of a forward" if steps is None else f"{steps * at_once}"
+        raise config.invalid(("generation_batch_size",), expected)
+    return {"steps_per_generation": size // at_once}
+
+
+def _engine(config: ConfigReader) -> dict[str, Any]:
+    """What generates: ``generate``, or vLLM by a server or in the training processes."""
+    mode = config.lowercase("vllm_mode", default="")
+    if not config.boolean("use_vllm", default=False):
+        if mode:
+            raise ConfigError(f"{config.place('vllm_mode')}: ms-swift stops at vllm_mode without use_vllm true")
+        return {"generate_with": "transformers"}
+    if not mode:
+        raise ConfigError(f"{config.place('use_vllm')}: ms-swift stops without vllm_mode: colocate or server")
+    if mode not in ("colocate", "server"):
+        raise config.invalid(("vllm_mode",), "colocate or server")
+    if mode == "server":
+        return {"generate_with": "vllm_server"}
+    for name in ("offload_model", "offload_optimizer"):
+        config.require_off(name, why="with rlhf_type grpo is not modelled yet")
+    config.read_keys |= {"offload_model", "offload_optimizer"}
+    if not config.has("vllm_gpu_memory_utilization"):
+        config.note("default", "vllm_gpu_memory_utilization", "not set: 0.9")
+    engine: dict[str, Any] = {
+        "generate_with": "vllm_sleep" if config.integer("sleep_level", default=0, least=0) else "vllm",
+        "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.9),
+        "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
+    }
+    if config.has("vllm_max_model_len"):
+        engine["vllm_max_length"] = config.integer("vllm_max_model_len", default=1)
+    else:
+        config.note("default", "vllm_max_model_len", "not set: vLLM holds a text as long as the model's positions")
+    return engine
+
+
+def _lengths(config: ConfigReader, job: Mapping[str, Any], answer: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens of a prompt with its completion: max_length cuts prompts alone, and vLLM stops at the end of its texts.
+
+    (template/base.py: encode; infer_engine.py: set_default_max_tokens.)
+    """
+    if not config.has("max_completion_length", "max_new_tokens", "response_length"):
+        config.note("default", "max_completion_length", f"not set: {answer}")
+    longest = fields.get("vllm_max_length")
+    if not config.is_off("multi_turn_scheduler"):
+        return _turns(config, longest)
+    if "sequence_length" not in job and longest is None:
+        return {}
+    prompt = job.get("sequence_length", longest)
+    if longest is None or prompt + answer <= longest:
+        return {"prompt_length": prompt, "sequence_length": prompt + answer}
+    if "sequence_length" in job:
+        config.note(
+            "warning",
+            "vllm_max_model_len",
+            f"is less than max_length with max_completion_length, {prompt + answer}: texts end at it",
+        )
+    return {"prompt_length": max(1, longest - answer), "sequence_length": longest}
+
+
+def _turns(config: ConfigReader, longest: int | None) -> dict[str, Any]:
+    """Several turns of answers and observations, which end where vLLM's texts do; all from the first answer on counts.
+
+    (rollout_mixin.py: multi_turn_completion_length_context; rlhf_args.py: _set_loss_scale.)
+    """
+    if longest is None:
+        raise config.unsupported(
+            "multi_turn_scheduler", "adds turns without a limit; set vllm_max_model_len, with vllm_mode colocate"
+        )
+    return {"prompt_length": 1, "sequence_length": longest}
