@@ -37,9 +37,7 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {"loss_type": "cispo", "epsilon_high": 5.0}),
     ({}, {"loss_type": "sapo"}),
     ({}, {"loss_type": "bnpo", "delta": 4.0, "overlong_filter": True}),
-    ({}, {"loss_type": "fipo"}),
     (OFF, {"kl_in_reward": True, "advantage_estimator": "reinforce_plus_plus"}),
-    ({}, {"off_policy_sequence_mask_delta": 2.0}),
 )
 """A job on Llama, and ms-swift's settings."""
 

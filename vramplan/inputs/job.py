@@ -65,6 +65,7 @@ EmbeddingLoss = Literal[
     "margin_mse",
 ]
 Offload = Literal["none", "optimizer", "all"]
+RolloutOffload = Literal["none", "optimizer", "model", "all"]
 
 MAX_COUNT = 1 << 24
 """Largest batch, length or rank that is accepted; more is refused as a likely mistake."""
@@ -75,7 +76,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none",
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -262,6 +263,12 @@ class Job(Record):
     vllm_weights: Literal["own", "shared"] = "own"
     """Whether vLLM in the training processes loads the model once more, or the weights that train adapters are vLLM's
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""
+    vllm_sync_parts: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Parts in which all weights that ZeRO-3 shards are gathered on their way to vLLM (ms-swift's
+    ``move_model_batches``); null: as TRL does, all at once to merge adapters, else a layer's at a time."""
+    rollout_offload: RolloutOffload = "none"
+    """What moves to the host while vLLM on the same GPUs generates: optimizer (its states), model (the weights, the
+    reference's too), all (ms-swift's ``offload_optimizer``, ``offload_model``)."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
+ALONE = (
+    "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
+    "vllm_sync_parts", "rollout_offload",
+)  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
     "grpo": ("standard", "chunked", "liger", "logits_to_keep"),
@@ -74,6 +77,20 @@ ROLLOUT_RULES = (
         ),
         UNSUPPORTED,
         "{vllm_weights} on several GPUs is not modelled; use {num_gpus=1}",
+    ),
+    Rule(
+        lambda job: generates(job) and job.rollout_offload != "none" and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        "{rollout_offload} has no meaning with {generate_with}; give {generate_with=vllm_sleep}",
+    ),
+    Rule(
+        lambda job: (
+            uses_vllm_here(job)
+            and job.rollout_offload != "none"
+            and (job.strategy in ("zero0", "fsdp", "device_map") or job.quantize != "none")
+        ),
+        UNSUPPORTED,
+        "{rollout_offload} with {strategy} and {quantize} is not modelled; use {rollout_offload=none}",
     ),
     Rule(
         lambda job: uses_vllm_here(job) and job.generate_with == "vllm_sleep" and job.expandable_segments,

@@ -15,7 +15,7 @@ SINCE = "3.12"
 """The first version whose trainer was read."""
 OWN_LOG_PROBS = "4.0"
 """The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 """Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
 NOT_MODELLED = (
     "ref_adapters",
@@ -32,6 +32,10 @@ NOT_MODELLED = (
     "use_liger_kernel",
     "use_liger",
 )
+OFFLOADS = {
+    (False, False): "none", (False, True): "optimizer", (True, False): "model", (True, True): "all",
+}  # fmt: skip
+"""(offload_model, offload_optimizer) -> the job's `rollout_offload`."""
 NAMES: Mapping[str, KeyNames] = {
     "reference": {"none": "beta 0.0"},
     "generate_with": {
@@ -83,7 +87,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
         fields["reference"] = own_reference(job["method"])
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
-    fields |= _engine(config) | _generations(config, job)
+    if job.get("strategy") == "zero3":  # ms-swift sets it (rlhf_trainers/arguments.py)
+        fields["zero"] = {**dict(job["zero"]), "prefetch_bucket_size": 0}
+    fields |= _engine(config, job) | _generations(config, job)
     answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
     fields |= _lengths(config, job, answer, fields)
     job |= fields
@@ -107,7 +113,7 @@ def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]
     return {"steps_per_generation": size // at_once}
 
 
-def _engine(config: ConfigReader) -> dict[str, Any]:
+def _engine(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
     """What generates: ``generate``, or vLLM by a server or in the training processes."""
     mode = config.lowercase("vllm_mode", default="")
     if not config.boolean("use_vllm", default=False):
@@ -118,18 +124,21 @@ def _engine(config: ConfigReader) -> dict[str, Any]:
         raise ConfigError(f"{config.place('use_vllm')}: ms-swift stops without vllm_mode: colocate or server")
     if mode not in ("colocate", "server"):
         raise config.invalid(("vllm_mode",), "colocate or server")
+    sync = {"vllm_sync_parts": config.integer("move_model_batches", default=1)}
     if mode == "server":
-        return {"generate_with": "vllm_server"}
-    for name in ("offload_model", "offload_optimizer"):
-        config.require_off(name, why="with rlhf_type grpo is not modelled yet")
-    config.read_keys |= {"offload_model", "offload_optimizer"}
+        return {"generate_with": "vllm_server"} | sync
+    if job.get("quantize", "none") != "none":
+        raise config.unsupported("quant_bits", "beside vllm_mode colocate is not modelled yet; use vllm_mode server")
     if not config.has("vllm_gpu_memory_utilization"):
         config.note("default", "vllm_gpu_memory_utilization", "not set: 0.9")
     engine: dict[str, Any] = {
         "generate_with": "vllm_sleep" if config.integer("sleep_level", default=0, least=0) else "vllm",
         "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.9),
         "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
-    }
+        "rollout_offload": OFFLOADS[
+            config.boolean("offload_model", default=False), config.boolean("offload_optimizer", default=False)
+        ],
+    } | sync
     if config.has("vllm_max_model_len"):
         engine["vllm_max_length"] = config.integer("vllm_max_model_len", default=1)
     else:
