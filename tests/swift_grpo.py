@@ -37,6 +37,13 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {"loss_type": "cispo", "epsilon_high": 5.0}),
     ({}, {"loss_type": "sapo"}),
     ({}, {"loss_type": "bnpo", "delta": 4.0, "overlong_filter": True}),
+    ({"entropy_graph": True}, {"log_entropy": True}),
+    ({**OFF, "entropy_graph": True, "checkpointing": "none"}, {"top_entropy_quantile": 0.2}),
+    ({"entropy_graph": True, "autocast": "none"}, {"log_entropy": True, "top_entropy_quantile": 0.2}),
+    (
+        {"entropy_graph": True, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "sequence_length": 1088},
+        {"log_entropy": True},
+    ),
     (OFF, {"kl_in_reward": True, "advantage_estimator": "reinforce_plus_plus"}),
 )
 """A job on Llama, and ms-swift's settings."""

@@ -88,6 +88,11 @@ def test_defaults(tmp_path: Path) -> None:
             f"{COLOCATED} --sleep_level 1 --offload_optimizer true",
             {"rollout_offload": "optimizer", "vllm_sync_parts": 1},
         ),
+        ("--log_entropy true", {"entropy_graph": True}),
+        ("--top_entropy_quantile 0.2", {"entropy_graph": True}),
+        ("--train_type lora --log_entropy true", {"entropy_graph": False, "loss": "standard"}),
+        ("--num_generations 2", {"prompt_length": 1, "sequence_length": 768}),
+        ("--vllm_enable_lora true --use_vllm true --vllm_mode server --async_generate true", {"task": "grpo"}),
         ("--loss_type dapo --epsilon_high 0.28 --dynamic_sample true --overlong_filter true", {"task": "grpo"}),
         ("--importance_sampling_level sequence --scale_rewards none", {"task": "grpo"}),
     ],
@@ -111,6 +116,9 @@ def test_settings(tmp_path: Path, more: str, fields: dict[str, Any]) -> None:
         ("--sequence_parallel_size 2", "sequence_parallel_size"),
         ("--teacher_model Qwen/Qwen2.5-7B", "teacher_model"),
         ("--ref_adapters a", "ref_adapters"),
+        ("--use_liger_kernel true", "use_liger_kernel"),
+        (f"{COLOCATED} --quant_method bnb --quant_bits 4", "quant_bits"),
+        ("--tuner_type full --fsdp fsdp2", "fsdp"),
         ("--sft_type lora", "--task grpo"),
     ],
 )
@@ -164,3 +172,23 @@ def test_a_reference_is_sharded_under_zero3() -> None:
     alone, beside = (phases(**zero3, reference=reference)["loaded"] for reference in ("none", "model"))
     assert beside - alone == pytest.approx(WEIGHTS / 8, rel=0.03)
     assert alone < 10 * GiB
+
+
+def test_expandable_segments_are_switched_off_while_vllm_is_awake(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    more = f"--tuner_type lora {COLOCATED} --sleep_level 1 --vllm_gpu_memory_utilization 0.4"
+    path.write_text(f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {COMMAND.format(more)}")
+    assert check(path, gpu="a100-80gb").estimate.job.expandable_segments
+
+
+def test_a_micro_batch_of_several_prompts_has_to_say_where_logits_begin() -> None:
+    settings = {
+        **SHARED,
+        "generate_with": "vllm_server",
+        "vllm_share": 0.3,
+        "micro_batch_size": 3,
+        "num_generations": 4,
+    }
+    with pytest.raises(VramplanError, match="shortest"):
+        estimate("qwen2.5-0.5b", "h200", **settings)
+    estimate("qwen2.5-0.5b", "h200", **{**settings, "prompt_length": 1})

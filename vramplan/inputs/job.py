@@ -77,6 +77,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none",
+    "entropy_graph": False,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -271,6 +272,9 @@ class Job(Record):
     reference's too), all (ms-swift's ``offload_optimizer``, ``offload_model``)."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
+    entropy_graph: bool = False
+    """Whether the entropies of completions are computed with a graph, whose tensors live until the loss exists (grpo,
+    ms-swift's ``log_entropy`` and ``top_entropy_quantile``)."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"

@@ -7,7 +7,7 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 ALONE = (
     "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
-    "vllm_sync_parts", "rollout_offload",
+    "vllm_sync_parts", "rollout_offload", "entropy_graph",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
@@ -93,7 +93,17 @@ ROLLOUT_RULES = (
         "{rollout_offload} with {strategy} and {quantize} is not modelled; use {rollout_offload=none}",
     ),
     Rule(
-        lambda job: uses_vllm_here(job) and job.generate_with == "vllm_sleep" and job.expandable_segments,
+        lambda job: job.entropy_graph and generates(job) and job.loss != "logits_to_keep",
+        UNSUPPORTED,
+        "{entropy_graph} with {loss} is not modelled; use {loss=logits_to_keep}, which ms-swift computes",
+    ),
+    Rule(
+        lambda job: (
+            uses_vllm_here(job)
+            and job.generate_with == "vllm_sleep"
+            and job.expandable_segments
+            and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
+        ),
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"
         " {expandable_segments=false}",

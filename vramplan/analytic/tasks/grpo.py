@@ -11,7 +11,7 @@ from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
-from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
+from vramplan.analytic.layers.label_log_probs import entropies, entropies_with_graph, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
@@ -61,7 +61,7 @@ def token_log_probs(
     rows, length = ids.shape
     tokens = scored_tokens(job)
     if job.loss == "logits_to_keep":
-        return _of_divided_logits(net, setting, phase, batch)
+        return _of_divided_logits(net, setting, phase, batch, kept)
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
     joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
@@ -82,7 +82,9 @@ def token_log_probs(
     return log_probs.view(rows, tokens)
 
 
-def _of_divided_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+def _of_divided_logits(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: dict[str, Tensor] | None
+) -> Tensor:
     """The same in ms-swift (4.6, rlhf_trainers/grpo_trainer.py: _get_logps_via_local_forward).
 
     The batch holds prompts with completions in one piece, and the temperature divides the logits where they lie.
@@ -93,7 +95,12 @@ def _of_divided_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch
     divided = ops.scale_view(logits, (rows, tokens, logits.shape[-1]))
     del logits
     labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
-    return label_log_probs(divided, labels).view(rows, tokens)
+    log_probs = label_log_probs(divided, labels)
+    if kept is not None and setting.job.entropy_graph:
+        for number, tensor in enumerate(entropies_with_graph(divided, is_contiguous=rows == 1)):
+            kept[f"entropy.{number}"] = tensor
+        del tensor
+    return log_probs.view(rows, tokens)
 
 
 def _logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, tokens: int) -> Tensor:

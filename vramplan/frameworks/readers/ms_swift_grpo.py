@@ -17,21 +17,15 @@ OWN_LOG_PROBS = "4.0"
 """The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 """Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
-NOT_MODELLED = (
-    "ref_adapters",
-    "adapters",
-    "resume_from_checkpoint",
-    "padding_free",
-    "packing",
-    "reward_model",
-    "teacher_model",
-    "teacher_model_server",
-    "chord_sft_dataset",
-    "vllm_enable_lora",
-    "async_generate",
-    "use_liger_kernel",
-    "use_liger",
-)
+_NOT_YET = "with rlhf_type grpo is not modelled yet"
+_BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
+NOT_MODELLED: Mapping[str, str] = {
+    **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
+    **dict.fromkeys(("padding_free", "packing"), f"{_NOT_YET}; leave it out: rows are padded then"),
+    **dict.fromkeys(("use_liger_kernel", "use_liger"), f"{_NOT_YET}: its loss is Liger's, not compiled; leave it out"),
+    **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
+}
+"""Settings that would move memory -> why they are refused."""
 OFFLOADS = {
     (False, False): "none", (False, True): "optimizer", (True, False): "model", (True, True): "all",
 }  # fmt: skip
@@ -69,10 +63,8 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
         raise refuse_task(config, "rlhf_type", "grpo", parsed.model, job)
     if job.get("strategy") in ("fsdp", "device_map"):
         raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero3")
-    for name in NOT_MODELLED:
-        config.require_off(name, why="with rlhf_type grpo is not modelled yet")
-    config.require_off("top_entropy_quantile", 1, 1.0, why="differentiates entropies, which is not modelled yet")
-    config.require_off("log_entropy", why="makes entropies with a graph, which is not modelled yet")
+    for name, why in NOT_MODELLED.items():
+        config.require_off(name, why=why)
     if config.lowercase("loss_type", default="grpo") not in LOSSES:
         raise config.unsupported("loss_type")
     fields: dict[str, Any] = {
@@ -83,6 +75,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
         "num_iterations": config.integer("num_iterations", default=1),
         "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
     }
+    wants_entropy = config.boolean("log_entropy", default=False)
+    wants_entropy |= config.number("top_entropy_quantile", default=1.0) < 1.0
+    fields["entropy_graph"] = wants_entropy and fields["loss"] == "logits_to_keep"  # TRL's function has no graph
     if config.number("beta", default=0.04) != 0.0:
         fields["reference"] = own_reference(job["method"])
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
@@ -92,6 +87,14 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     fields |= _engine(config, job) | _generations(config, job)
     answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
     fields |= _lengths(config, job, answer, fields)
+    if "prompt_length" in fields and fields["num_generations"] % job["micro_batch_size"]:
+        fields["prompt_length"] = 1
+        config.note(
+            "warning",
+            "per_device_train_batch_size",
+            "does not divide num_generations: logits of a micro-batch begin where its shortest prompt ends, and are"
+            " counted from the first token on",
+        )
     job |= fields
     if "sequence_length" not in fields:
         job.pop("sequence_length", None)
