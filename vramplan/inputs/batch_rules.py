@@ -42,7 +42,8 @@ def batch_error(job: Job) -> str | None:
         return _mixed_prompts(job)
     return (
         f"{setting('num_generations', job.num_generations)} does not divide the {completions} completions of a"
-        f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as TRL requires"
+        f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as"
+        f" {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires"
     )
 
 

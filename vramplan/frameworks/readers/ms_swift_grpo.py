@@ -13,7 +13,7 @@ from vramplan.inputs.job import own_reference
 
 SINCE = "3.12"
 """The first version whose trainer was read."""
-OWN_LOG_PROBS = "4.0"
+OWN_LOG_PROBS = "4.4"
 """The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 """Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
@@ -26,6 +26,8 @@ NOT_MODELLED: Mapping[str, str] = {
     **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""
+HERE = ("vllm", "vllm_sleep")
+"""vLLM in the training processes."""
 OFFLOADS = {
     (False, False): "none", (False, True): "optimizer", (True, False): "model", (True, True): "all",
 }  # fmt: skip
@@ -36,6 +38,11 @@ NAMES: Mapping[str, KeyNames] = {
         "vllm": "use_vllm true; vllm_mode colocate",
         "vllm_sleep": "use_vllm true; vllm_mode colocate; sleep_level 1",
         "vllm_server": "use_vllm true; vllm_mode server",
+    },
+    "rollout_offload": {
+        "optimizer": "offload_optimizer true",
+        "model": "offload_model true",
+        "all": "offload_model true; offload_optimizer true",
     },
     "vllm_share": "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel": "vllm_tensor_parallel_size",
@@ -99,8 +106,16 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     if "sequence_length" not in fields:
         job.pop("sequence_length", None)
         parsed.completion_length = answer
-    kept = {name: keys for name, keys in parsed.names.items() if name not in ("sequence_length", "loss")}
+    foreign = {"sequence_length", "loss", *(("quantize",) if job["generate_with"] in HERE else ())}
+    kept = {name: keys for name, keys in parsed.names.items() if name not in foreign}
     parsed.names = {**kept, **NAMES}
+    if (parsed.eval_batch_size or 0) > job["micro_batch_size"]:
+        config.note(
+            "doubt",
+            "per_device_eval_batch_size",
+            f"{parsed.eval_batch_size} completions are generated and scored at a time in an evaluation, which is not"
+            " counted",
+        )
     parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
 
 
