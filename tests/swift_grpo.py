@@ -44,6 +44,15 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         {"entropy_graph": True, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "sequence_length": 1088},
         {"log_entropy": True},
     ),
+    ({**OFF, "loss": "liger_logits_to_keep"}, {"use_liger_kernel": True}),
+    (
+        {**FULL, **MODEL, "loss": "liger_logits_to_keep", "gradient_accumulation_steps": 2, "autocast": "none"},
+        {"use_liger_kernel": True},
+    ),
+    (
+        {"loss": "liger_logits_to_keep", "checkpointing": "none", "micro_batch_size": 4, "num_generations": 4},
+        {"use_liger_kernel": True, "loss_type": "dapo"},
+    ),
     (OFF, {"kl_in_reward": True, "advantage_estimator": "reinforce_plus_plus"}),
 )
 """A job on Llama, and ms-swift's settings."""

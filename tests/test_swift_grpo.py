@@ -48,7 +48,7 @@ def test_peaks_agree_with_swifts_own_trainer(row: dict[str, Any]) -> None:
 
 @pytest.mark.full
 def test_all_runs_agree() -> None:
-    assert len(RECORDED) >= 34
+    assert len(RECORDED) >= 40
     errors = {name_of(row): errors_of(row, GPU) for row in RECORDED}
     assert not [name for name, each in errors.items() if max(each.values()) > WORST]
     assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
@@ -91,6 +91,7 @@ def test_defaults(tmp_path: Path) -> None:
         ("--log_entropy true", {"entropy_graph": True}),
         ("--top_entropy_quantile 0.2", {"entropy_graph": True}),
         ("--train_type lora --log_entropy true", {"entropy_graph": False, "loss": "standard"}),
+        ("--use_liger_kernel true", {"loss": "liger_logits_to_keep", "entropy_graph": False}),
         ("--num_generations 2", {"prompt_length": 1, "sequence_length": 768}),
         ("--vllm_enable_lora true --use_vllm true --vllm_mode server --async_generate true", {"task": "grpo"}),
         ("--loss_type dapo --epsilon_high 0.28 --dynamic_sample true --overlong_filter true", {"task": "grpo"}),
@@ -116,7 +117,9 @@ def test_settings(tmp_path: Path, more: str, fields: dict[str, Any]) -> None:
         ("--sequence_parallel_size 2", "sequence_parallel_size"),
         ("--teacher_model Qwen/Qwen2.5-7B", "teacher_model"),
         ("--ref_adapters a", "ref_adapters"),
-        ("--use_liger_kernel true", "use_liger_kernel"),
+        ("--use_liger_kernel true --log_entropy true", "log_entropy"),
+        ("--use_liger_kernel true --importance_sampling_level sequence_token", "sequence_token"),
+        ("--train_type lora --use_liger_kernel true", "before 4.4"),
         (f"{COLOCATED} --quant_method bnb --quant_bits 4", "quant_bits"),
         ("--tuner_type full --fsdp fsdp2", "fsdp"),
         ("--sft_type lora", "--task grpo"),

@@ -20,6 +20,7 @@ from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.analytic.vllm_rollout import VllmRollout, weight_bytes
 from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
+from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
@@ -83,7 +84,7 @@ def is_scored(job: Job) -> bool:
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    always = job.task == "rloo" or job.loss == "logits_to_keep"
+    always = job.task == "rloo" or job.loss in OF_SWIFT
     return always or job.reference not in (None, "none") or corrected or not aligned
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import ROLLOUTS, Job
-from vramplan.inputs.task_rules import OF_FRAMEWORKS
+from vramplan.inputs.task_rules import OF_FRAMEWORKS, OF_SWIFT
 
 
 def check_batch(job: Job) -> None:
@@ -49,7 +49,7 @@ def batch_error(job: Job) -> str | None:
 
 def _mixed_prompts(job: Job) -> str | None:
     """In ms-swift logits of a micro-batch begin where its shortest prompt ends (4.6: collate_to_grpo_micro_batch)."""
-    if job.loss != "logits_to_keep" or (job.prompt_length or 1) == 1 or job.num_generations % job.micro_batch_size == 0:
+    if job.loss not in OF_SWIFT or (job.prompt_length or 1) == 1 or job.num_generations % job.micro_batch_size == 0:
         return None
     return (
         f"{setting('micro_batch_size', job.micro_batch_size)} does not divide"

@@ -34,6 +34,7 @@ Loss = Literal[
     "concatenated_states",
     "log_softmax",
     "logits_to_keep",
+    "liger_logits_to_keep",
     "value_head",
     "scaled_log_softmax",
     "kept_log_probs",
@@ -391,8 +392,8 @@ class Job(Record):
     1.9.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
-    lie). With `task` dpo: scaled_log_softmax is
-    torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
+    lie); liger_logits_to_keep is its GRPO with use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax
+    is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
     reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
     model with a value head."""
     fused_kernels: tuple[FusedKernel, ...] = ()

@@ -11,7 +11,7 @@ ALONE = (
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
-    "grpo": ("standard", "chunked", "liger", "logits_to_keep"),
+    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep"),
     "rloo": ("standard", "chunked"),
 }
 
@@ -121,9 +121,11 @@ ROLLOUT_RULES = (
         " {loss=standard}, whole logits as in TRL up to 1.12",
     ),
     Rule(
-        lambda job: generates(job) and job.loss == "liger" and job.strategy in ("fsdp", "zero3"),
+        lambda job: (
+            generates(job) and job.loss in ("liger", "liger_logits_to_keep") and job.strategy in ("fsdp", "zero3")
+        ),
         UNSUPPORTED,
-        "{loss} with {task} under {strategy} was not compared with a run of TRL; use {strategy=zero2}, or"
+        "{loss} with {task} under {strategy} was not compared with a run of its trainer; use {strategy=zero2}, or"
         " {loss=chunked}",
     ),
     Rule(

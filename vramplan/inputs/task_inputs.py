@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import Input
-from vramplan.inputs.task_rules import CONCATENATED
+from vramplan.inputs.task_rules import CONCATENATED, OF_SWIFT
 
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
-    if job.task in ROLLOUTS and job.loss == "logits_to_keep":
+    if job.task in ROLLOUTS and job.loss in OF_SWIFT:
         return _swift_completions(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]

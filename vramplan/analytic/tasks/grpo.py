@@ -16,11 +16,12 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
+from vramplan.inputs.task_rules import OF_SWIFT
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GRPOTrainer.compute_loss`` on a micro-batch of prompts with their completions."""
-    if setting.job.loss == "liger":
+    if setting.job.loss in ("liger", "liger_logits_to_keep"):
         return liger_grpo.compute_loss(net, setting, phase, batch)
     tape = net.tape
     kept: dict[str, Tensor] = {}
@@ -60,7 +61,7 @@ def token_log_probs(
     ids = batch.inputs["input_ids"]
     rows, length = ids.shape
     tokens = scored_tokens(job)
-    if job.loss == "logits_to_keep":
+    if job.loss in OF_SWIFT:
         return _of_divided_logits(net, setting, phase, batch, kept)
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}

@@ -22,7 +22,6 @@ _BESIDE = "loads a model beside the trained one, which is not modelled yet; rewa
 NOT_MODELLED: Mapping[str, str] = {
     **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
     **dict.fromkeys(("padding_free", "packing"), f"{_NOT_YET}; leave it out: rows are padded then"),
-    **dict.fromkeys(("use_liger_kernel", "use_liger"), f"{_NOT_YET}: its loss is Liger's, not compiled; leave it out"),
     **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""
@@ -85,6 +84,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     wants_entropy = config.boolean("log_entropy", default=False)
     wants_entropy |= config.number("top_entropy_quantile", default=1.0) < 1.0
     fields["entropy_graph"] = wants_entropy and fields["loss"] == "logits_to_keep"  # TRL's function has no graph
+    if config.boolean("use_liger_kernel", "use_liger", default=False):
+        _check_liger(config, version, wants_entropy)
+        fields["loss"] = "liger_logits_to_keep"
     if config.number("beta", default=0.04) != 0.0:
         fields["reference"] = own_reference(job["method"])
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
@@ -117,6 +119,20 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             " counted",
         )
     parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
+
+
+def _check_liger(config: ConfigReader, version: str, wants_entropy: bool) -> None:
+    """What ms-swift stops at with Liger's loss (rlhf_args.py: _check_grpo)."""
+    if not at_least(version, OWN_LOG_PROBS):
+        raise config.unsupported("use_liger_kernel", f"with rlhf_type grpo before {OWN_LOG_PROBS} is not modelled")
+    stops = ["log_entropy or top_entropy_quantile"] if wants_entropy else []
+    stops += [name for name in ("delta", "off_policy_sequence_mask_delta") if config.has(name)]
+    if config.lowercase("importance_sampling_level", default="token") not in ("token", "sequence"):
+        stops.append("importance_sampling_level sequence_token")
+    if config.lowercase("advantage_estimator", default="grpo") != "grpo":
+        stops.append("advantage_estimator")
+    if stops:
+        raise ConfigError(f"{config.place('use_liger_kernel')}: ms-swift stops at it with {', '.join(stops)}")
 
 
 def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
