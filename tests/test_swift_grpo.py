@@ -117,6 +117,8 @@ def test_settings(tmp_path: Path, more: str, fields: dict[str, Any]) -> None:
         ("--sequence_parallel_size 2", "sequence_parallel_size"),
         ("--teacher_model Qwen/Qwen2.5-7B", "teacher_model"),
         ("--ref_adapters a", "ref_adapters"),
+        ("--ref_model other", "ref_model"),
+        ("--tuner_type full --ref_model other", "ref_model"),
         ("--use_liger_kernel true --log_entropy true", "log_entropy"),
         ("--use_liger_kernel true --importance_sampling_level sequence_token", "sequence_token"),
         ("--train_type lora --use_liger_kernel true", "before 4.4"),

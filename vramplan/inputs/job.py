@@ -393,9 +393,9 @@ class Job(Record):
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
     lie); liger_logits_to_keep is its GRPO with use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax
-    is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
-    reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
-    model with a value head."""
+    is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With
+    `task` reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole
+    language model with a value head."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

@@ -8,6 +8,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
+from vramplan.frameworks.readers.ms_swift_tasks import check_reference
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import own_reference
 
@@ -87,8 +88,10 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     if config.boolean("use_liger_kernel", "use_liger", default=False):
         _check_liger(config, version, wants_entropy)
         fields["loss"] = "liger_logits_to_keep"
+    config.read_keys.add("ref_model")
     if config.number("beta", default=0.04) != 0.0:
         fields["reference"] = own_reference(job["method"])
+        check_reference(config, job)
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
     if job.get("strategy") == "zero3":  # ms-swift sets it (rlhf_trainers/arguments.py)

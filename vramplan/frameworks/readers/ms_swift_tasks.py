@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vramplan.errors import UnsupportedError, setting
@@ -71,10 +72,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
-        if config.has("ref_model"):
-            raise config.unsupported("ref_model", "beside adapters stops ms-swift: the reference is the base model")
-    if task in ("dpo", "kto") and job["method"] == "full":
-        _check_reference(config, job)
+    if task in ("dpo", "kto") or job["method"] != "full":
+        check_reference(config, job)
     return fields
 
 
@@ -86,8 +85,16 @@ def _check_losses(config: ConfigReader, task: str) -> None:
             raise config.unsupported("loss_type", f"{name} is not modelled yet")
 
 
-def _check_reference(config: ConfigReader, job: dict[str, Any]) -> None:
-    """The second model is the trained one, in the dtype that it is loaded in (pipelines/train/rlhf.py)."""
+def check_reference(config: ConfigReader, job: Mapping[str, Any]) -> None:
+    """The second model is the trained one, in the dtype that it is loaded in (pipelines/train/rlhf.py).
+
+    Raises:
+        UnsupportedError: for another one.
+    """
+    if job["method"] != "full":
+        if config.has("ref_model"):
+            raise config.unsupported("ref_model", "beside adapters stops ms-swift: the reference is the base model")
+        return
     if config.has("ref_model") and config.string("ref_model") != config.string("model", "model_id_or_path"):
         raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
     if job["dtype"] == "fp32" and job["autocast"] != "none":
