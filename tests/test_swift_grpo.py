@@ -14,6 +14,7 @@ from tests.trl_runs import GPU
 from vramplan import check, estimate
 from vramplan.errors import VramplanError
 from vramplan.inputs.job import Job
+from vramplan.planner.export import export
 from vramplan.units import GiB
 
 RECORDED = recorded()
@@ -197,3 +198,28 @@ def test_a_micro_batch_of_several_prompts_has_to_say_where_logits_begin() -> Non
     with pytest.raises(VramplanError, match="shortest"):
         estimate("qwen2.5-0.5b", "h200", **settings)
     estimate("qwen2.5-0.5b", "h200", **{**settings, "prompt_length": 1})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "lora", "lora_dropout": 0.05, "reference": "adapters_off", "rollout_offload": "all"},
+        {"method": "full", "reference": "model", "steps_per_generation": 4, "entropy_graph": True},
+        {
+            "method": "lora",
+            "generate_with": "vllm_server",
+            "vllm_share": 0.3,
+            "strategy": "zero3",
+            "vllm_sync_parts": 4,
+        },
+        {"method": "lora", "generate_with": "transformers", "vllm_share": 0.3, "num_iterations": 2},
+    ],
+)
+def test_a_command_is_written_and_read_back(tmp_path: Path, settings: dict[str, Any]) -> None:
+    job = estimate("qwen2.5-0.5b", "h200", **{**SHARED, "micro_batch_size": 2, **settings}).job
+    written = export("swift", "qwen2.5-0.5b", job, "h200")
+    path = tmp_path / "train.sh"
+    path.write_text(written.text)
+    read = check(path, gpu="h200").estimate.job
+    fields = (set(SHARED) | set(settings)) - {"vllm_sync_parts"}
+    assert {name: getattr(read, name) for name in fields} == {name: getattr(job, name) for name in fields}

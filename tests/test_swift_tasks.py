@@ -96,4 +96,4 @@ def test_a_command_is_written_and_read_back(tmp_path: Path, task: str) -> None:
     job = check(path, gpu="rtx4090").estimate.job
     assert (job.task, job.global_batch_size, job.sequence_length) == (task, 16, 512)
     with pytest.raises(VramplanError, match="written for trl"):
-        export("swift", "qwen2.5-0.5b", job.model_copy(update={"task": "grpo"}), "rtx4090")
+        export("swift", "qwen2.5-0.5b", job.model_copy(update={"task": "rloo"}), "rtx4090")

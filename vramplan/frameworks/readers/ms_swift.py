@@ -56,7 +56,9 @@ TITLES = {
     "reranker": "reranker",
 }  # fmt: skip
 """What a task is called, where that is not its name in capitals."""
-TASKS = (*PREFERENCE, *ms_swift_types.TASKS.values())
+RLHF = (*PREFERENCE, "grpo")
+"""Tasks of ``swift rlhf``."""
+TASKS = (*RLHF, *ms_swift_types.TASKS.values())
 """Tasks that it runs."""
 SAMPLES_PER_STEP = 16
 """The default of gradient_accumulation_steps makes a step of this many samples."""
@@ -350,7 +352,7 @@ def _device_map(config: ConfigReader, num_gpus: int, job: dict[str, Any], per_pr
 def write(model: str, job: Job) -> ConfigText:
     """``swift sft`` or ``swift rlhf`` of ms-swift 4."""
     pairs = {
-        **(ms_swift_tasks.type_pairs(job) if job.task in PREFERENCE else ms_swift_types.type_pairs(job)),
+        **(ms_swift_tasks.type_pairs(job) if job.task in RLHF else ms_swift_types.type_pairs(job)),
         "model": model,
         "tuner_type": "full" if job.method == "full" else "lora",
         "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
@@ -375,7 +377,7 @@ def write(model: str, job: Job) -> ConfigText:
     variables = nodes.variables(job)
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
-    pairs |= _sharding(job)
+    pairs |= _sharding(job) | ms_swift_grpo.grpo_pairs(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:
@@ -383,8 +385,8 @@ def write(model: str, job: Job) -> ConfigText:
     return ConfigText(
         pairs,
         variables | allocator_variables(job),
-        f"swift {'rlhf' if job.task in PREFERENCE else 'sft'}",
-        notes=nodes.notes(job),
+        f"swift {'rlhf' if job.task in RLHF else 'sft'}",
+        notes=(*nodes.notes(job), *(("reward_funcs are yours to give",) if job.task == "grpo" else ())),
     )
 
 

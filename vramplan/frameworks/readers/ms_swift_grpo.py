@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers.ms_swift_tasks import check_reference
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import own_reference
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job, own_reference
 
 SINCE = "3.12"
 """The first version whose trainer was read."""
@@ -217,3 +218,42 @@ def _turns(config: ConfigReader, longest: int | None) -> dict[str, Any]:
             "multi_turn_scheduler", "adds turns without a limit; set vllm_max_model_len, with vllm_mode colocate"
         )
     return {"prompt_length": 1, "sequence_length": longest}
+
+
+def grpo_pairs(job: Job) -> Pairs:
+    """GRPO of a job, for a command; empty for others.
+
+    Raises:
+        UnsupportedError: for a reference that ms-swift does not make by itself.
+    """
+    if job.task != "grpo":
+        return {}
+    if job.reference_source not in ("none", own_reference(job.method)):
+        raise UnsupportedError(
+            f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"
+        )
+    prompt = job.prompt_length or 1
+    pairs: Pairs = {
+        "max_length": prompt,
+        "max_completion_length": job.sequence_length - prompt,
+        "num_generations": job.num_generations,
+        "beta": 0.0 if job.reference_source == "none" else 0.04,
+    }
+    pairs |= {} if job.steps_per_generation is None else {"steps_per_generation": job.steps_per_generation}
+    pairs |= {"num_iterations": job.num_iterations} if job.num_iterations > 1 else {}
+    pairs |= {"log_entropy": True} if job.entropy_graph else {}
+    pairs |= {"use_liger_kernel": True} if job.loss == "liger_logits_to_keep" else {}
+    if job.generate_with == "transformers":
+        return pairs
+    pairs |= {"use_vllm": True, "vllm_mode": "colocate" if job.generate_with in HERE else "server"}
+    pairs |= {} if job.vllm_sync_parts in (None, 1) else {"move_model_batches": job.vllm_sync_parts}
+    if job.generate_with not in HERE:
+        return pairs
+    pairs["vllm_gpu_memory_utilization"] = job.vllm_share
+    pairs |= {} if job.vllm_max_length is None else {"vllm_max_model_len": job.vllm_max_length}
+    pairs |= {"vllm_tensor_parallel_size": job.vllm_tensor_parallel} if job.vllm_tensor_parallel > 1 else {}
+    pairs |= {"sleep_level": 1} if job.generate_with == "vllm_sleep" else {}
+    kept = {what: flags for flags, what in OFFLOADS.items()}[job.rollout_offload]
+    return pairs | {
+        name: True for name, is_on in zip(("offload_model", "offload_optimizer"), kept, strict=True) if is_on
+    }

@@ -109,6 +109,8 @@ def type_pairs(job: Job) -> Pairs:
     """
     if job.task is None:
         return {}
+    if job.task == "grpo":
+        return {"rlhf_type": "grpo"}
     if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"
