@@ -166,7 +166,7 @@ def _engine(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
     if mode == "server":
         return {"generate_with": "vllm_server"} | sync
     if job.get("quantize", "none") != "none":
-        raise config.unsupported("quant_bits", "beside vllm_mode colocate is not modelled yet; use vllm_mode server")
+        raise config.unsupported("quant_bits", "beside vllm_mode colocate is not modelled yet; use_vllm false is")
     if not config.has("vllm_gpu_memory_utilization"):
         config.note("default", "vllm_gpu_memory_utilization", "not set: 0.9")
     engine: dict[str, Any] = {
