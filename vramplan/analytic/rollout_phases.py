@@ -22,11 +22,13 @@ from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
+from vramplan.analytic.vllm_rollout import VllmRollout, weight_bytes
 from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
+from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
+from vramplan.memory.timeline import Storage, rounded_bytes
 from vramplan.units import ceil_div
 
 DECODED, WHOLE = 256, 32
@@ -57,7 +59,7 @@ Generated = dict[tuple[str, int, str], RolloutPhase]
 share them."""
 
 
-def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
+def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if not step.job.generates_completions:
         return []
@@ -90,14 +92,16 @@ def rollout_size(job: Job) -> int:
 def is_scored(job: Job) -> bool:
     """Whether completions are scored before the model trains on them: by the reference, or by the model itself.
 
-    By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO does so always.
+    By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO and ms-swift do
+    so always.
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    return job.task == "rloo" or job.reference not in (None, "none") or corrected or not aligned
+    always = job.task == "rloo" or job.loss in OF_SWIFT
+    return always or job.reference not in (None, "none") or corrected or not aligned
 
 
-def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
+def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | VllmRollout]:
     job = step.job
     if job.generate_with == "transformers":
         key = "generation", job.micro_batch_size * steps_per_generation(job), step.card.name
@@ -105,41 +109,8 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
             made = _by_transformers(step, step.setting, job.micro_batch_size * steps_per_generation(job))
             generated[key] = _gathered(step, made, whole=True)
         yield generated[key]
-        return
-    if vllm.sleeps(job):  # sync_weights empties the cache before vLLM wakes
-        yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
-    if job.shards_weights:
-        yield _synchronised(step)
-    if vllm.sleeps(job):  # what it took goes back to the driver when it sleeps
-        kinds = [vllm.woken(job, step.card, shared_weight_bytes(step)), EMPTY_CACHE]
-        yield RolloutPhase("generation", kinds, array("i", [0, 1]), array("i", [0, ~0, 1, ~1]))
-
-
-def _synchronised(step: Step) -> RolloutPhase:
-    """The weights on their way to vLLM: gathered all at once to merge adapters under ZeRO-3, else a layer's at a time.
-
-    (trl 1.16, generation/vllm_generation.py: _iter_named_params.) vLLM that sleeps has its own weights awake by then.
-    """
-    job = step.job
-    kinds, events = [], []
-    if vllm.sleeps(job):
-        own = ceil_div(_weight_bytes(step), job.vllm_tensor_parallel)
-        kinds, events = [Storage(own, "vllm", "vLLM's weights awake", in_kernel=True)], [0, ~0]
-    phase = RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", events))
-    return _gathered(step, phase, whole=job.method != "full")
-
-
-def _weight_bytes(step: Step) -> int:
-    """Bytes of the whole model."""
-    return sum(storage.num_bytes for one in step.placed for storage in one.storages())
-
-
-def shared_weight_bytes(step: Step) -> int:
-    """Bytes of the weights that are vLLM's and the trained model's at once: all but adapters, if it shares them."""
-    if step.job.vllm_weights == "own":
-        return 0
-    own = [one for one in step.placed if not one.parameter.is_adapter]
-    return sum(storage.num_bytes for one in own for storage in one.storages())
+    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
+        yield VllmRollout(step)
 
 
 GENERATORS = {"student": ("student",), "teacher": ("teacher",), "both": ("student", "teacher")}
@@ -243,7 +214,7 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
     if not job.shards_weights:
         return phase
     if whole and job.strategy == "zero3":
-        size = _weight_bytes(step)
+        size = weight_bytes(step)
     else:
         size = gathered_bytes(step)
     number, kind = len(phase.kind_of), len(phase.kinds)

@@ -15,11 +15,11 @@ from vramplan.analytic.rollout_phases import (
     Generated,
     generates_each_micro_step,
     rollout_phases,
-    shared_weight_bytes,
 )
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.analytic.vllm_rollout import VllmRollout, shared_weight_bytes
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -197,6 +197,9 @@ class SimulatedRun:
             record.enter("optimizer")
             share.phase = "optimizer"
             share.optimize(first=step == 0)
+            for one in rollouts:
+                if isinstance(one, VllmRollout):
+                    one.drop_copies(record)
             share.drop_gradients(offset)
             record.extend(share.on_this_card(events[slice(*end)]), offset)  # the training loop's own part
         workspace = cublas_workspace(self.step.card)

@@ -12,7 +12,7 @@ from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.task_rules import NO_REWARD, TRL_TASKS
+from vramplan.inputs.task_rules import NO_REWARD, OF_FRAMEWORKS, TRL_TASKS
 from vramplan.inputs.validation import are_linear, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
@@ -123,7 +123,8 @@ def _has_experts(spec: ModelSpec) -> bool:
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.task in ROLLOUTS and job.num_gpus > 1:
-        return [f"{str(job.task).upper()} on several GPUs was not compared with runs of TRL"]
+        package = OF_FRAMEWORKS.get(job.loss, "TRL")
+        return [f"{str(job.task).upper()} on several GPUs was not compared with runs of {package}"]
     if job.task == "gkd" and job.num_gpus > 1:
         return ["GKD on several GPUs was not compared with runs of TRL"]
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):

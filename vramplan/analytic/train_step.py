@@ -42,7 +42,7 @@ def may_repeat(job: Job) -> bool:
     A plain loop makes a batch for each, DeepSpeed's last one drops its graph behind the step, and Liger's losses of DPO
     and GRPO multiply their gradients only if there are several.
     """
-    scales = job.task is not None and job.loss == "liger"
+    scales = job.task is not None and job.loss in ("liger", "liger_logits_to_keep")
     caches = job.task == "embedding" and job.embedding_loss == "cached_multiple_negatives"
     return job.loop == "trainer" and not caches and not scales and not job.strategy.startswith("zero")
 

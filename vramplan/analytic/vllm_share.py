@@ -62,7 +62,15 @@ def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
     (trl/generation/vllm_generation.py: _init_vllm).
     """
     half = "fp16" if job.dtype == "fp16" else "bf16"
-    changes = {**LANGUAGE_MODEL, "method": "lora", "dtype": half, "autocast": "none", "strategy": "ddp", "num_gpus": 1}
+    changes = {
+        **LANGUAGE_MODEL,
+        "loss": "standard",
+        "method": "lora",
+        "dtype": half,
+        "autocast": "none",
+        "strategy": "ddp",
+        "num_gpus": 1,
+    }
     setting_of, plan, _ = prepare(spec, job.model_copy(update={**changes, "optimizer": "sgd", "offload": "none"}), gpu)
     step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))
     own = [storage.num_bytes for one in step.placed if not one.parameter.is_adapter for storage in one.storages()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import ROLLOUTS, Job
-from vramplan.inputs.task_rules import OF_FRAMEWORKS
+from vramplan.inputs.task_rules import OF_FRAMEWORKS, OF_SWIFT
 
 
 def check_batch(job: Job) -> None:
@@ -39,8 +39,20 @@ def batch_error(job: Job) -> str | None:
     steps = job.steps_per_generation or job.gradient_accumulation_steps
     completions = job.micro_batch_size * steps * job.data_parallel  # TRL's generation_batch_size
     if completions % job.num_generations == 0:
-        return None
+        return _mixed_prompts(job)
     return (
         f"{setting('num_generations', job.num_generations)} does not divide the {completions} completions of a"
-        f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as TRL requires"
+        f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as"
+        f" {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires"
+    )
+
+
+def _mixed_prompts(job: Job) -> str | None:
+    """In ms-swift logits of a micro-batch begin where its shortest prompt ends (4.6: collate_to_grpo_micro_batch)."""
+    if job.loss not in OF_SWIFT or (job.prompt_length or 1) == 1 or job.num_generations % job.micro_batch_size == 0:
+        return None
+    return (
+        f"{setting('micro_batch_size', job.micro_batch_size)} does not divide"
+        f" {setting('num_generations', job.num_generations)}: ms-swift's logits begin where the shortest prompt of"
+        f" a micro-batch ends, which is not known; use a divisor, or {setting('prompt_length', 1)}, which counts all"
     )

@@ -34,6 +34,7 @@ Loss = Literal[
     "concatenated_states",
     "log_softmax",
     "logits_to_keep",
+    "liger_logits_to_keep",
     "value_head",
     "scaled_log_softmax",
     "kept_log_probs",
@@ -71,6 +72,7 @@ EmbeddingLoss = Literal[
     "margin_mse",
 ]
 Offload = Literal["none", "optimizer", "all"]
+RolloutOffload = Literal["none", "optimizer", "model", "all"]
 
 MAX_COUNT = 1 << 24
 """Largest batch, length or rank that is accepted; more is refused as a likely mistake."""
@@ -81,8 +83,9 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own", "teacher": None, "teacher_dtype": None, "divergence": "jsd",
-    "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
+    "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none",
+    "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd", "generated_by": "student",
+    "reward_model": None, "reward_dtype": None, "reward_adapters": False,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -269,8 +272,17 @@ class Job(Record):
     vllm_weights: Literal["own", "shared"] = "own"
     """Whether vLLM in the training processes loads the model once more, or the weights that train adapters are vLLM's
     (unsloth's ``fast_inference``): then they are part of its share, and stay while it sleeps."""
+    vllm_sync_parts: int | None = field(default=None, gt=0, le=MAX_COUNT)
+    """Parts in which all weights that ZeRO-3 shards are gathered on their way to vLLM (ms-swift's
+    ``move_model_batches``); null: as TRL does, all at once to merge adapters, else a layer's at a time."""
+    rollout_offload: RolloutOffload = "none"
+    """What moves to the host while vLLM on the same GPUs generates: optimizer (its states), model (the weights, the
+    reference's too), all (ms-swift's ``offload_optimizer``, ``offload_model``)."""
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
+    entropy_graph: bool = False
+    """Whether the entropies of completions are computed with a graph, whose tensors live until the loss exists (grpo,
+    ms-swift's ``log_entropy`` and ``top_entropy_quantile``)."""
     adds_cross_entropy: bool = False
     """`task` dpo with `loss` concatenated or concatenated_states: whether the cross-entropy of the chosen answers is
     part of the loss (``rpo_alpha``, or ``sft`` among the loss types)."""
@@ -412,10 +424,11 @@ class Job(Record):
     With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
     logits_to_keep is ms-swift's, which compares 512 tokens of them at a time.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
-    ms-swift's, of the logits from the first answer's first token on. With `task` dpo: scaled_log_softmax is
-    torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With `task`
-    reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole language
-    model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
+    ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
+    lie); liger_logits_to_keep is its GRPO with use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax
+    is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With
+    `task` reward: standard is TRL's, of a model with one number for a text, value_head LLaMA-Factory's, of a whole
+    language model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

@@ -7,10 +7,13 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 ALONE = (
     "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
-    "reward_model",
+    "vllm_sync_parts", "rollout_offload", "entropy_graph", "reward_model",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
-LOSSES: dict[str, tuple[Loss, ...]] = {"grpo": ("standard", "chunked", "liger"), "rloo": ("standard", "chunked")}
+LOSSES: dict[str, tuple[Loss, ...]] = {
+    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep"),
+    "rloo": ("standard", "chunked"),
+}
 
 
 def generates(job: Job) -> bool:
@@ -76,7 +79,31 @@ ROLLOUT_RULES = (
         "{vllm_weights} on several GPUs is not modelled; use {num_gpus=1}",
     ),
     Rule(
-        lambda job: uses_vllm_here(job) and job.generate_with == "vllm_sleep" and job.expandable_segments,
+        lambda job: generates(job) and job.rollout_offload != "none" and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        "{rollout_offload} has no meaning with {generate_with}; give {generate_with=vllm_sleep}",
+    ),
+    Rule(
+        lambda job: (
+            uses_vllm_here(job)
+            and job.rollout_offload != "none"
+            and (job.strategy in ("zero0", "fsdp", "device_map") or job.quantize != "none")
+        ),
+        UNSUPPORTED,
+        "{rollout_offload} with {strategy} and {quantize} is not modelled; use {rollout_offload=none}",
+    ),
+    Rule(
+        lambda job: job.entropy_graph and generates(job) and job.loss != "logits_to_keep",
+        UNSUPPORTED,
+        "{entropy_graph} with {loss} is not modelled; use {loss=logits_to_keep}, which ms-swift computes",
+    ),
+    Rule(
+        lambda job: (
+            uses_vllm_here(job)
+            and job.generate_with == "vllm_sleep"
+            and job.expandable_segments
+            and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
+        ),
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"
         " {expandable_segments=false}",
@@ -104,9 +131,11 @@ ROLLOUT_RULES = (
         " {loss=standard}, whole logits as in TRL up to 1.12",
     ),
     Rule(
-        lambda job: generates(job) and job.loss == "liger" and job.strategy in ("fsdp", "zero3"),
+        lambda job: (
+            generates(job) and job.loss in ("liger", "liger_logits_to_keep") and job.strategy in ("fsdp", "zero3")
+        ),
         UNSUPPORTED,
-        "{loss} with {task} under {strategy} was not compared with a run of TRL; use {strategy=zero2}, or"
+        "{loss} with {task} under {strategy} was not compared with a run of its trainer; use {strategy=zero2}, or"
         " {loss=chunked}",
     ),
     Rule(

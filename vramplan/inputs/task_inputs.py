@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import Input
-from vramplan.inputs.task_rules import CONCATENATED
+from vramplan.inputs.task_rules import CONCATENATED, OF_SWIFT
 
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
     if job.task == "ppo":
         return _rollout(job)
+    if job.task in ROLLOUTS and job.loss in OF_SWIFT:
+        return _swift_completions(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task == "gkd":
@@ -84,4 +86,18 @@ def _rollout(job: Job) -> list[Input]:
         *texts,
         Input("masks", (job.sequence_length - 1,)),
         *(Input(name, (job.sequence_length - 1,), "fp32") for name in numbers),
+    ]
+
+
+def _swift_completions(job: Job) -> list[Input]:
+    """A prompt with its completion, and what each token of the completion has (ms-swift 4.6, rl_core/data.py)."""
+    completion = (job.sequence_length - max(job.prompt_length or 0, 1),)
+    scores = ["old_per_token_logps", "advantages"]
+    scores += ["ref_per_token_logps"] if job.reference_source != "none" else []
+    return [
+        *(Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")),
+        Input("completion_mask", completion, "bool"),
+        *(Input(name, completion, "fp32") for name in scores),
+        Input("seq_lengths", ()),
+        Input("truncated_mask", (), "bool"),
     ]

@@ -21,10 +21,13 @@ OF_FRAMEWORKS: dict[Loss, str] = {
     "log_softmax": "LLaMA-Factory",
     "value_head": "LLaMA-Factory",
     "logits_to_keep": "ms-swift",
+    "liger_logits_to_keep": "ms-swift",
     "scaled_log_softmax": "torchtune",
     "kept_log_probs": "OpenRLHF",
 }
 """Those of frameworks' own trainers, and the frameworks."""
+OF_SWIFT: tuple[Loss, ...] = ("logits_to_keep", "liger_logits_to_keep")
+"""Those of ms-swift's own trainers."""
 WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax", "kept_log_probs")
 """Those whose trainers leave dropout on."""
 IN_PLAIN_LOOPS: tuple[Loss, ...] = ("scaled_log_softmax", "kept_log_probs")
@@ -159,13 +162,19 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}",
     ),
     Rule(
-        lambda job: (
-            job.task not in ("dpo", "kto")
-            and job.loss in ("log_softmax", "logits_to_keep", "scaled_log_softmax")
-            and (job.task, job.loss) != ("gkd", "logits_to_keep")
-        ),
+        lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "scaled_log_softmax"),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo} or kto",
+    ),
+    Rule(
+        lambda job: job.task != "grpo" and job.loss == "liger_logits_to_keep",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=grpo}",
+    ),
+    Rule(
+        lambda job: job.task not in ("dpo", "kto", "grpo", "gkd") and job.loss == "logits_to_keep",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo}, kto, grpo or gkd",
     ),
     Rule(
         lambda job: job.task != "reward" and job.loss == "value_head",

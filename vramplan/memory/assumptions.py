@@ -159,9 +159,10 @@ ENGINES = {
 def _describe_grpo(job: Job) -> str:
     """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
     version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.12")
+    package = OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
-    return f"{str(job.task).upper()} as TRL {version} runs it, {engine}{shared}"
+    return f"{str(job.task).upper()} as {package} runs it, {engine}{shared}"
 
 
 def _describe_rewards(job: Job) -> str:

@@ -154,17 +154,16 @@ def trainer(job: Job) -> str:
         return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.task == "ppo":
         return "PPO of LLaMA-Factory"
+    rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
+    engine = f", {ENGINES[job.generate_with]}{rewards}" if job.task in ROLLOUTS else ""
     if job.loss in OF_FRAMEWORKS:
-        return f"{name} of {OF_FRAMEWORKS[job.loss]}"
+        return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {
         **TRL_VERSIONS,
         "standard": "up to 1.12" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
     }
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
-    if job.task not in ROLLOUTS:
-        return f"{name} of TRL{versions}"
-    rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
-    return f"{name} of TRL{versions}, {ENGINES[job.generate_with]}{rewards}"
+    return f"{name} of TRL{versions}{engine}"
 
 
 TRL_VERSIONS = {

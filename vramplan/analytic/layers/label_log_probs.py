@@ -106,3 +106,21 @@ def entropies(logits: Tensor, is_contiguous: bool) -> Tensor:
     tape.work(0, 4 * batch * length * vocabulary * 4, "fp32", launches=4 * (-(-rows // ENTROPY_ROWS)))
     del log_probs, flat
     return tape.empty((batch, length), logits.dtype, "entropy per token")
+
+
+def entropies_with_graph(logits: Tensor, is_contiguous: bool) -> list[Tensor]:
+    """``entropy_from_logits(logits)`` of ms-swift (trl 0.29.1), and what its graph keeps until the loss exists.
+
+    Log-probabilities and probabilities of all chunks, here one tensor of each; the last chunk counts as a whole one.
+    """
+    tape, (batch, length, vocabulary) = logits.tape, logits.shape
+    rows = batch * length
+    flat = None if is_contiguous else tape.empty((rows, vocabulary), logits.dtype, "logits copied")
+    found = [
+        tape.empty((rows, vocabulary), logits.dtype, f"{what} for the entropy")
+        for what in ("log-probabilities", "probabilities")
+    ]
+    product = tape.empty((min(rows, ENTROPY_ROWS), vocabulary), logits.dtype, "entropy of a chunk")
+    tape.work(0, 4 * rows * vocabulary * 4, "fp32", launches=4 * (-(-rows // ENTROPY_ROWS)))
+    del product, flat
+    return [*found, tape.empty((batch, length), logits.dtype, "entropy per token")]

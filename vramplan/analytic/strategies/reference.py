@@ -28,7 +28,7 @@ def second_model(step: Step, record: Recorder) -> Strategy:
     """The reference of a job that loads one."""
     if step.job.strategy == "fsdp" and step.job.task not in ROLLOUTS:
         return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
-    if step.job.strategy == "zero3" and step.job.task not in ROLLOUTS:
+    if step.job.strategy == "zero3":
         return Zero3Reference(step, record)
     return WholeReference(step, record)
 

@@ -15,7 +15,6 @@ from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.strategies.zero3_coordinator import PartitionedWeight, Visit
 from vramplan.analytic.tasks.reference import is_of_reference
-from vramplan.inputs.job import REFERRING
 
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
@@ -93,8 +92,8 @@ class Modules:
         if self.job.loss in FUSED:
             self.head = tuple(self.of.pop((None, HEAD), ()))
             self.place = {name: module for name, module in self.place.items() if module != (None, HEAD)}
-        self.runs_again = self.job.reference_source == "adapters_off" and self.job.task in REFERRING
-        """Whether the same model runs once more without gradients before the backward."""
+        self.runs_again = self.job.reference_source == "adapters_off" and self.job.task in ("dpo", "kto")
+        """Whether the same model runs once more without gradients between forward and backward; GRPO scores before."""
         self.known: dict[tuple[int, bool, bool], list[tuple[int, bool, str]]] = {}
         """Turns of the sections of each pattern."""
 

@@ -11,16 +11,17 @@ from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
-from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
+from vramplan.analytic.layers.label_log_probs import entropies, entropies_with_graph, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
+from vramplan.inputs.task_rules import OF_SWIFT
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GRPOTrainer.compute_loss`` on a micro-batch of prompts with their completions."""
-    if setting.job.loss == "liger":
+    if setting.job.loss in ("liger", "liger_logits_to_keep"):
         return liger_grpo.compute_loss(net, setting, phase, batch)
     tape = net.tape
     kept: dict[str, Tensor] = {}
@@ -60,6 +61,8 @@ def token_log_probs(
     ids = batch.inputs["input_ids"]
     rows, length = ids.shape
     tokens = scored_tokens(job)
+    if job.loss in OF_SWIFT:
+        return _of_divided_logits(net, setting, phase, batch, kept)
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
     joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
@@ -77,6 +80,27 @@ def token_log_probs(
     if kept is not None:
         kept["entropy"] = entropies(divided, is_contiguous=True)
     del logits, divided  # the model's outputs live until the function returns
+    return log_probs.view(rows, tokens)
+
+
+def _of_divided_logits(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: dict[str, Tensor] | None
+) -> Tensor:
+    """The same in ms-swift (4.6, rlhf_trainers/grpo_trainer.py: _get_logps_via_local_forward).
+
+    The batch holds prompts with completions in one piece, and the temperature divides the logits where they lie.
+    """
+    tape, rows, tokens = net.tape, batch.inputs["input_ids"].shape[0], scored_tokens(setting.job)
+    logits = _logits(net, setting, phase, batch, tokens)
+    tape.module = "loss"
+    divided = ops.scale_view(logits, (rows, tokens, logits.shape[-1]))
+    del logits
+    labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
+    log_probs = label_log_probs(divided, labels)
+    if kept is not None and setting.job.entropy_graph:
+        for number, tensor in enumerate(entropies_with_graph(divided, is_contiguous=rows == 1)):
+            kept[f"entropy.{number}"] = tensor
+        del tensor
     return log_probs.view(rows, tokens)
 
 

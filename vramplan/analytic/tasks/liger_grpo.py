@@ -1,4 +1,4 @@
-"""GRPO by Liger's fused loss, as TRL computes it from 1.0 to 1.12 with ``use_liger_kernel``.
+"""GRPO by Liger's fused loss, as TRL computes it from 1.0 to 1.12 with ``use_liger_kernel``, and ms-swift 4.6.
 
 (trainer/grpo_trainer.py: compute_liger_loss.) Completions are scored without it, by whole logits. The model below the
 head is called by itself, so that accelerate's autocast does not reach it.
@@ -22,7 +22,10 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     rows, length = batch.inputs["input_ids"].shape
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
-    joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
+    joined = batch
+    if job.loss == "liger":  # ms-swift's batch holds them in one piece
+        inputs = {name: tape.empty((rows, length), "int64", what) for name, what in names.items()}
+        joined = batch._replace(inputs=inputs)
     states = language_model(forward_pass(net, setting, phase, joined), config)
     tape.module = "loss"
     width = states.shape[-1]

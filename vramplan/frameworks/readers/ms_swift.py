@@ -16,7 +16,7 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_tasks, ms_swift_types, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -56,7 +56,9 @@ TITLES = {
     "reranker": "reranker",
 }  # fmt: skip
 """What a task is called, where that is not its name in capitals."""
-TASKS = (*PREFERENCE, *ms_swift_types.TASKS.values())
+RLHF = (*PREFERENCE, "grpo")
+"""Tasks of ``swift rlhf``."""
+TASKS = (*RLHF, *ms_swift_types.TASKS.values())
 """Tasks that it runs."""
 SAMPLES_PER_STEP = 16
 """The default of gradient_accumulation_steps makes a step of this many samples."""
@@ -73,6 +75,7 @@ FSDP_PRESETS: dict[str, dict[str, Any]] = {
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a ``swift sft`` command."""
     version, where = _version(config, framework_version)
+    is_grpo = ms_swift_grpo.is_grpo(config)
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
@@ -117,7 +120,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config, job, at_least(version, "3.0") and (processes == 1 or "strategy" in job)
     )  # trainers/mixin.py
     if "gradient_accumulation_steps" not in job:
-        fills_step = at_least(version, "3.3") or not at_least(version, "3.0")
+        fills_step = not is_grpo and (at_least(version, "3.3") or not at_least(version, "3.0"))
         steps = max(1, ceil(SAMPLES_PER_STEP / job["micro_batch_size"] / processes)) if fills_step else 1
         job["gradient_accumulation_steps"] = steps
         config.note(
@@ -147,7 +150,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names,
         config.notes,
     )
-    if ms_swift_tasks.is_rlhf(config):
+    if is_grpo:
+        config.read_keys |= {"loss_type", "label_smoothing"}
+    elif ms_swift_tasks.is_rlhf(config):
         parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
     elif ms_swift_types.is_typed(config):
         parsed.job |= ms_swift_types.task_fields(config, version, parsed.model, job)
@@ -166,6 +171,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.drops_longer = config.lowercase("truncation_strategy", default="delete") == "delete"
     parsed.resizes_images = config.has("max_pixels")
     parsed.video_sampling = from_environment(config)
+    if is_grpo:
+        ms_swift_grpo.train_for(parsed, config, version)
     if config.has(WORLD_SIZE_KEY):
         config.read_keys |= config.source.settings.keys()  # written by ms-swift itself: it takes all of them
     return parsed
@@ -346,7 +353,7 @@ def _device_map(config: ConfigReader, num_gpus: int, job: dict[str, Any], per_pr
 def write(model: str, job: Job) -> ConfigText:
     """``swift sft`` or ``swift rlhf`` of ms-swift 4."""
     pairs = {
-        **(ms_swift_tasks.type_pairs(job) if job.task in PREFERENCE else ms_swift_types.type_pairs(job)),
+        **(ms_swift_tasks.type_pairs(job) if job.task in RLHF else ms_swift_types.type_pairs(job)),
         "model": model,
         "tuner_type": "full" if job.method == "full" else "lora",
         "torch_dtype": FULL_NAMES["fp16" if job.autocast == "fp16" and job.method == "full" else job.dtype],
@@ -371,7 +378,7 @@ def write(model: str, job: Job) -> ConfigText:
     variables = nodes.variables(job)
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
-    pairs |= _sharding(job)
+    pairs |= _sharding(job) | ms_swift_grpo.grpo_pairs(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:
@@ -379,8 +386,8 @@ def write(model: str, job: Job) -> ConfigText:
     return ConfigText(
         pairs,
         variables | allocator_variables(job),
-        f"swift {'rlhf' if job.task in PREFERENCE else 'sft'}",
-        notes=nodes.notes(job),
+        f"swift {'rlhf' if job.task in RLHF else 'sft'}",
+        notes=(*nodes.notes(job), *(("reward_funcs are yours to give",) if job.task == "grpo" else ())),
     )
 
 

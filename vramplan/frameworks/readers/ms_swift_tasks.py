@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vramplan.errors import UnsupportedError, setting
-from vramplan.frameworks.nearest import estimate_command, refuse_task
+from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import ms_swift_gkd
 from vramplan.frameworks.settings import ConfigReader
@@ -54,9 +55,6 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     """
     value = config.lowercase("rlhf_type", default="dpo")
     task = TASKS.get(value)
-    if value == "grpo":
-        nearest = estimate_command(model, _nearest_grpo(config, job))
-        raise config.unsupported("rlhf_type", f"is not read yet; nearest, TRL's own trainer: {nearest}")
     if value == "gkd" and at_least(version, ms_swift_gkd.SINCE):
         return ms_swift_gkd.task_fields(config, model, job)
     if task is None or not at_least(version, SINCE):
@@ -77,10 +75,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
-        if config.has("ref_model"):
-            raise config.unsupported("ref_model", "beside adapters stops ms-swift: the reference is the base model")
-    if task in ("dpo", "kto") and job["method"] == "full":
-        _check_reference(config, job)
+    if task in ("dpo", "kto") or job["method"] != "full":
+        check_reference(config, job)
     return fields
 
 
@@ -92,29 +88,20 @@ def _check_losses(config: ConfigReader, task: str) -> None:
             raise config.unsupported("loss_type", f"{name} is not modelled yet")
 
 
-def _check_reference(config: ConfigReader, job: dict[str, Any]) -> None:
-    """The second model is the trained one, in the dtype that it is loaded in (pipelines/train/rlhf.py)."""
+def check_reference(config: ConfigReader, job: Mapping[str, Any]) -> None:
+    """The second model is the trained one, in the dtype that it is loaded in (pipelines/train/rlhf.py).
+
+    Raises:
+        UnsupportedError: for another one.
+    """
+    if job["method"] != "full":
+        if config.has("ref_model"):
+            raise config.unsupported("ref_model", "beside adapters stops ms-swift: the reference is the base model")
+        return
     if config.has("ref_model") and config.string("ref_model") != config.string("model", "model_id_or_path"):
         raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
     if job["dtype"] == "fp32" and job["autocast"] != "none":
         raise config.unsupported("torch_dtype", "fp32 beside a reference model is not modelled yet; use bfloat16")
-
-
-def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
-    """TRL's GRPO with the settings; max_length limits prompts there, max_completion_length answers."""
-    fields = {name: one for name, one in job.items() if name not in ("loss", "batches", "sequence_length")}
-    fields |= {"task": "grpo", "num_generations": config.integer("num_generations", default=8)}
-    if config.number("beta", default=0.04):
-        fields["reference"] = own_reference(job["method"])
-    if "sequence_length" in job:
-        answer = config.integer("max_completion_length", "max_new_tokens", default=512)
-        fields |= {"prompt_length": job["sequence_length"], "sequence_length": job["sequence_length"] + answer}
-    if config.boolean("use_vllm", default=False):
-        sleeps = config.integer("sleep_level", default=0, least=0) > 0
-        apart = config.lowercase("vllm_mode", default="colocate") == "server"
-        fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
-        fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
-    return fields
 
 
 def type_pairs(job: Job) -> Pairs:
@@ -125,6 +112,8 @@ def type_pairs(job: Job) -> Pairs:
     """
     if job.task is None:
         return {}
+    if job.task == "grpo":
+        return {"rlhf_type": "grpo"}
     if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"

@@ -1,4 +1,4 @@
-"""Additions into a view of a tensor, and what backward makes of them.
+"""Additions into a view of a tensor, or divisions of it, and what backward makes of them.
 
 Mirrors torch 2.13, autograd/functions/tensor.cpp (CopySlices::apply), FunctionsManual.cpp (as_strided_backward).
 """
@@ -57,3 +57,27 @@ def add_to_rest(x: Tensor, more: Tensor) -> Tensor:
     summed = Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x, more), of_sum))
     view = Tensor(tape, x.storage, rest.shape, x.dtype, tape.node((summed,), of_view))
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((summed, view), of_copy))
+
+
+def scale_view(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[...].div_(number)`` of a slice with `shape`: the view, which takes no memory in forward.
+
+    Backward copies the gradient of the view into one of `x` (as_strided_backward), that one into another, and the part
+    that was viewed once more, which is divided into a fourth (CopySlices).
+    """
+    tape, like, viewed = x.tape, x.like, Like(shape, x.dtype)
+
+    def of_view(grad: Tensor) -> Grads:
+        return [new_like(tape, like, "gradient of a view's whole", passes=2)]
+
+    def of_slices(grad: Tensor) -> Grads:
+        whole = new_like(tape, like, "gradient of a view's whole", passes=2)
+        part = new_like(tape, viewed, "gradient of a view", passes=2)
+        scaled = new_like(tape, viewed, "gradient through a scaling", passes=2)
+        del part, scaled
+        return [whole]
+
+    whole = Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), of_slices))
+    view = Tensor(tape, x.storage, shape, x.dtype, tape.node((whole,), of_view))
+    tape.work(0, 2 * view.num_bytes, x.dtype)
+    return view

@@ -1,0 +1,140 @@
+"""ms-swift's own GRPOTrainer on fake tensors: what it scores, and trains on, of completions that it gets."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from tests import trl_trace
+from tests.swift_trace import _called_by_swift, _template
+from tests.trl_trace import Setup, TrlRun, ones
+
+COPIED = ("input_ids", "attention_mask")
+"""What of a batch the model gets; the rest is a GRPOBatch."""
+
+
+def _has_rewards(trainer: Any, *_: Any) -> None:
+    trainer.reward_funcs = [None]
+
+
+class SwiftGrpo(Setup):
+    """GRPOTrainer of ms-swift, whose template and engine of generation are stand-ins."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from peft import get_peft_model
+        from swift.rlhf_trainers.arguments import GRPOConfig
+        from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+
+        if peft is not None:
+            if self.job.checkpointing == "full":
+                model.enable_input_require_grads()
+            model = get_peft_model(model, peft)
+        for one in (model, reference):
+            if one is not None:
+                one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)
+                one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)
+        own = self.arguments(folder) | {
+            "check_model": False,
+            "remove_unused_columns": False,
+            "tuner_type": "full" if peft is None else "lora",
+            "num_generations": self.job.num_generations,
+            "max_completion_length": self.job.sequence_length - (self.job.prompt_length or 0),
+            "beta": 0.04 if self.job.reference else 0.0,
+            "temperature": 0.9,
+            "scale_rewards": "group",
+            "kl_in_reward": False,
+            "loss_type": "grpo",
+            **self.options,
+        }
+        template = _template(words, "causal_lm")
+        template.truncation_strategy = "left"
+        nothing = {
+            "swift.rlhf_trainers.rollout_mixin.TransformersEngine": lambda *_, **__: None,
+            f"{GRPOTrainer.__module__}.GRPOTrainer._prepare_rewards": _has_rewards,
+        }
+        with ExitStack() as stack:
+            for name, stand_in in nothing.items():
+                stack.enter_context(patch(name, stand_in))
+            return GRPOTrainer(
+                model=model,
+                ref_model=reference,
+                args=GRPOConfig(**own),
+                template=template,
+                train_dataset=Dataset.from_list([{"input_ids": [3]}]),
+            )
+
+    def batch(self) -> dict[str, Any]:
+        """A micro-batch of a generation."""
+        rows, length = self.job.micro_batch_size, self.job.sequence_length
+        new = length - (self.job.prompt_length or 0)
+        made = {name: ones(rows, length) for name in COPIED}
+        made |= {
+            "completion_mask": torch.ones(rows, new, dtype=torch.bool),
+            "truncated_mask": torch.zeros(rows, dtype=torch.bool),
+            "seq_lengths": ones(rows),
+            "old_per_token_logps": torch.zeros(rows, new),
+            "advantages": torch.zeros(rows, new),
+            "num_items_in_batch": torch.ones(()),
+        }
+        return made | ({"ref_per_token_logps": torch.zeros(rows, new)} if self.job.reference else {})
+
+    def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch as the trainer keeps it."""
+        from swift.rl_core.data import GRPOBatch
+
+        rest = {name: one for name, one in batch.items() if name not in COPIED}
+        kept = self.job.sequence_length - (self.job.prompt_length or 0)
+        return {
+            "model_inputs": {name: batch[name] for name in COPIED},
+            "grpo_batch": GRPOBatch(logits_to_keep=kept, **rest),
+        }
+
+
+class SwiftGrpoRun(TrlRun):
+    """A run in which completions are scored in front of each optimizer step, by the model and by its reference."""
+
+    scores = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with patch.dict(trl_trace.SETUPS, {"grpo": SwiftGrpo}):
+            super().__init__(*args, **options)
+
+    def go(self) -> dict[str, int]:
+        """Peak of live tensors in each phase, in bytes."""
+        from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+
+        inputs = self.setup.inputs
+        with _called_by_swift(), patch.object(GRPOTrainer, "_prepare_inputs", lambda self, batch: inputs(batch)):
+            return super().go()
+
+    def _needs_reference(self) -> bool:
+        return self.job.loads_reference
+
+    def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
+        enter = self.tracker.enter
+        self.tracker.enter = lambda phase: enter("scoring" if self.scores else phase)  # type: ignore[method-assign]
+        super()._observe(trainer, reference)
+
+    def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        from swift.trainers import disable_gradient_checkpointing
+
+        trainer.model.train()
+        self.scores = True
+        self.tracker.enter("scoring")
+        batch = self.setup.inputs({name: self._on_device(tensor) for name, tensor in self.setup.batch().items()})
+        models = [trainer.model] + ([trainer.ref_model] if trainer.ref_model is not None else [])
+        with torch.no_grad():
+            for one in models:
+                with disable_gradient_checkpointing(one, trainer.args.gradient_checkpointing_kwargs):
+                    found = trainer._get_per_token_logps_and_entropies(
+                        one, dict(batch["model_inputs"]), batch["grpo_batch"]
+                    )
+        del found, batch
+        self.scores = False
+        super()._step(trainer, model, optimizer)

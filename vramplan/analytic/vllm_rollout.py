@@ -1,0 +1,133 @@
+"""A generation by vLLM on the GPUs that train: weights on their way there, and what moves to the host meanwhile.
+
+Mirrors trl 1.16 (generation/vllm_generation.py), which moves nothing, and ms-swift 4.6 (rlhf_trainers/rollout_mixin.py:
+_fast_infer, offload_model, offload_optimizer). Weights of a vLLM that sleeps wake first, and get the model's; its KV
+cache wakes when the model has moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.unfolded_step import Step
+from vramplan.memory import vllm
+from vramplan.memory.recorder import Recorder
+from vramplan.memory.timeline import Storage
+from vramplan.units import ceil_div
+
+FLAT = ("flat weights that train", "own part of the weights that train")
+"""Buffers of DeepSpeed that stay: the parameters are views of them, and only the parameters move."""
+MASTERS = "fp32 cop"
+"""How labels of DeepSpeed's fp32 weights begin, which are no optimizer state to it."""
+
+
+def weight_bytes(step: Step) -> int:
+    """Bytes of the whole model."""
+    return sum(storage.num_bytes for one in step.placed for storage in one.storages())
+
+
+def shared_weight_bytes(step: Step) -> int:
+    """Bytes of the weights that are vLLM's and the trained model's at once: all but adapters, if it shares them."""
+    if step.job.vllm_weights == "own":
+        return 0
+    own = [one for one in step.placed if not one.parameter.is_adapter]
+    return sum(storage.num_bytes for one in own for storage in one.storages())
+
+
+class VllmRollout:
+    """The events of a generation; copies that it leaves behind are freed by the optimizer step."""
+
+    def __init__(self, step: Step) -> None:
+        self.job = step.job
+        self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
+        shared = shared_weight_bytes(step)
+        awake = vllm.woken(step.job, step.card, shared)
+        own = 0 if shared else min(awake.num_bytes, ceil_div(weight_bytes(step), step.job.vllm_tensor_parallel))
+        self.weights = Storage(own, "vllm", "vLLM's weights awake", in_kernel=True)
+        self.rest = replace(awake, num_bytes=awake.num_bytes - own)
+        self.copies: list[int] = []
+        """Weights that came back beside DeepSpeed's buffers, of which the next optimizer step makes them views."""
+
+    def record(self, record: Recorder, known: dict[int, int]) -> None:
+        """Add the events to a run."""
+        record.enter("generation")
+        woken = []
+        if vllm.sleeps(self.job):
+            record.empty_cache()
+            woken.append(record.allocate(self.weights))
+        if self.gathered.num_bytes:
+            record.free(record.allocate(self.gathered))
+        moved, kinds, copied = self._moved(record)
+        record.free_all(moved)
+        if self.job.rollout_offload != "none" or self.job.vllm_sync_parts is not None:  # ms-swift
+            record.empty_cache()
+        if vllm.sleeps(self.job):
+            woken.append(record.allocate(self.rest))
+            record.free_all(woken)
+            record.empty_cache()
+        record.allocate_all(kinds)
+        self.copies = list(record.allocate_all(copied))
+
+    def drop_copies(self, record: Recorder) -> None:
+        """End of the optimizer step."""
+        record.free_all(self.copies)
+        self.copies = []
+
+    def _moved(self, record: Recorder) -> tuple[list[int], list[Storage], list[Storage]]:
+        """(Storages that move to the host, their kinds, buffers that stay but of which copies come back)."""
+        offload = self.job.rollout_offload
+        moved, copied = [*self.copies], []
+        if offload == "none":
+            return [], [], []
+        kinds = []
+        for number in _live(record):
+            kind = record.kinds[record.kind_of[number]]
+            weight = kind.category == "parameter" and offload in ("model", "all")
+            state = kind.category == "optimizer_state" and offload in ("optimizer", "all")
+            if number in self.copies or not (weight or state) or kind.label.startswith(MASTERS):
+                continue
+            if kind.label in FLAT:
+                copied.append(replace(kind, label="weights that train, beside DeepSpeed's buffer"))
+            else:
+                moved.append(number)
+                kinds.append(kind)
+        return moved, kinds, copied
+
+
+def _live(record: Recorder) -> list[int]:
+    """Numbers of the storages that are allocated now."""
+    live: dict[int, None] = {}
+    for event in record.events:
+        if event >= 0:
+            live[event] = None
+        else:
+            live.pop(~event, None)
+    return list(live)
+
+
+def _gathered_bytes(step: Step) -> int:
+    """Bytes of sharded weights on their way to vLLM, as TRL and ms-swift gather them; 0 if none are.
+
+    TRL gathers all at once to merge adapters under ZeRO-3, else a layer's at a time (_iter_named_params). ms-swift
+    gathers all under ZeRO-3, adapters or not, or one of several parts (split_batches).
+    """
+    job = step.job
+    if not job.shards_weights:
+        return 0
+    if job.strategy == "zero3" and job.vllm_sync_parts is not None:
+        return _largest_part(step, job.vllm_sync_parts)
+    return weight_bytes(step) if job.strategy == "zero3" and job.method != "full" else gathered_bytes(step)
+
+
+def _largest_part(step: Step, parts: int) -> int:
+    """Bytes of the largest of `parts` groups of layers, or of all weights outside of layers."""
+    sizes: Counter[int | None] = Counter()
+    for one in step.placed:
+        sizes[one.layer] += sum(storage.num_bytes for storage in one.storages())
+    outside = sizes.pop(None, 0)
+    if parts == 1:
+        return outside + sum(sizes.values())
+    layers, each = list(sizes.values()), ceil_div(len(sizes), parts)
+    return max(outside, *(sum(layers[start : start + each]) for start in range(0, len(layers), each)))

@@ -1,0 +1,259 @@
+"""ms-swift's ``swift rlhf --rlhf_type grpo`` (3.12 and 4.6: rlhf_args.py, rlhf_trainers/grpo_trainer.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.frameworks.nearest import refuse_task
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
+from vramplan.frameworks.readers.ms_swift_tasks import check_reference
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job, own_reference
+
+SINCE = "3.12"
+"""The first version whose trainer was read."""
+OWN_LOG_PROBS = "4.4"
+"""The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+"""Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
+_NOT_YET = "with rlhf_type grpo is not modelled yet"
+_BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
+NOT_MODELLED: Mapping[str, str] = {
+    **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
+    **dict.fromkeys(("padding_free", "packing"), f"{_NOT_YET}; leave it out: rows are padded then"),
+    **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
+}
+"""Settings that would move memory -> why they are refused."""
+HERE = ("vllm", "vllm_sleep")
+"""vLLM in the training processes."""
+OFFLOADS = {
+    (False, False): "none", (False, True): "optimizer", (True, False): "model", (True, True): "all",
+}  # fmt: skip
+"""(offload_model, offload_optimizer) -> the job's `rollout_offload`."""
+NAMES: Mapping[str, KeyNames] = {
+    "reference": {"none": "beta 0.0"},
+    "generate_with": {
+        "vllm": "use_vllm true; vllm_mode colocate",
+        "vllm_sleep": "use_vllm true; vllm_mode colocate; sleep_level 1",
+        "vllm_server": "use_vllm true; vllm_mode server",
+    },
+    "rollout_offload": {
+        "optimizer": "offload_optimizer true",
+        "model": "offload_model true",
+        "all": "offload_model true; offload_optimizer true",
+    },
+    "vllm_share": "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "vllm_max_length": "vllm_max_model_len",
+    "num_generations": "num_generations",
+    "steps_per_generation": "steps_per_generation",
+}
+"""Its keys for the fields that a user may change."""
+
+
+def is_grpo(config: ConfigReader) -> bool:
+    """Whether the command is ``swift rlhf --rlhf_type grpo``."""
+    return config.lowercase("rlhf_type", default="") == "grpo"
+
+
+def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
+    """Make a configuration that has been read for supervised fine-tuning that of GRPO.
+
+    Raises:
+        UnsupportedError: for a setting that is not modelled.
+        ConfigError: for what ms-swift stops at.
+    """
+    job = parsed.job
+    if not at_least(version, SINCE):
+        raise refuse_task(config, "rlhf_type", "grpo", parsed.model, job)
+    if job.get("strategy") in ("fsdp", "device_map"):
+        raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero3")
+    for name, why in NOT_MODELLED.items():
+        config.require_off(name, why=why)
+    if config.lowercase("loss_type", default="grpo") not in LOSSES:
+        raise config.unsupported("loss_type")
+    fields: dict[str, Any] = {
+        "task": "grpo",
+        "loss": "logits_to_keep" if at_least(version, OWN_LOG_PROBS) else "standard",
+        "batches": "padded",
+        "num_generations": config.integer("num_generations", default=8),
+        "num_iterations": config.integer("num_iterations", default=1),
+        "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
+    }
+    wants_entropy = config.boolean("log_entropy", default=False)
+    wants_entropy |= config.number("top_entropy_quantile", default=1.0) < 1.0
+    fields["entropy_graph"] = wants_entropy and fields["loss"] == "logits_to_keep"  # TRL's function has no graph
+    if config.boolean("use_liger_kernel", "use_liger", default=False):
+        _check_liger(config, version, wants_entropy)
+        fields["loss"] = "liger_logits_to_keep"
+    config.read_keys.add("ref_model")
+    if config.number("beta", default=0.04) != 0.0:
+        fields["reference"] = own_reference(job["method"])
+        check_reference(config, job)
+    if config.boolean("disable_dropout", default=False) and job["method"] != "full":
+        fields["lora_dropout"] = 0.0
+    if job.get("strategy") == "zero3":  # ms-swift sets it (rlhf_trainers/arguments.py)
+        fields["zero"] = {**dict(job["zero"]), "prefetch_bucket_size": 0}
+    fields |= _engine(config, job) | _generations(config, job)
+    answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+    fields |= _lengths(config, job, answer, fields)
+    if "prompt_length" in fields and fields["num_generations"] % job["micro_batch_size"]:
+        fields["prompt_length"] = 1
+        config.note(
+            "warning",
+            "per_device_train_batch_size",
+            "does not divide num_generations: logits of a micro-batch begin where its shortest prompt ends, and are"
+            " counted from the first token on",
+        )
+    job |= fields
+    if "sequence_length" not in fields:
+        job.pop("sequence_length", None)
+        parsed.completion_length = answer
+    foreign = {"sequence_length", "loss", *(("quantize",) if job["generate_with"] in HERE else ())}
+    kept = {name: keys for name, keys in parsed.names.items() if name not in foreign}
+    parsed.names = {**kept, **NAMES}
+    if (parsed.eval_batch_size or 0) > job["micro_batch_size"]:
+        config.note(
+            "doubt",
+            "per_device_eval_batch_size",
+            f"{parsed.eval_batch_size} completions are generated and scored at a time in an evaluation, which is not"
+            " counted",
+        )
+    parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
+
+
+def _check_liger(config: ConfigReader, version: str, wants_entropy: bool) -> None:
+    """What ms-swift stops at with Liger's loss (rlhf_args.py: _check_grpo)."""
+    if not at_least(version, OWN_LOG_PROBS):
+        raise config.unsupported("use_liger_kernel", f"with rlhf_type grpo before {OWN_LOG_PROBS} is not modelled")
+    stops = ["log_entropy or top_entropy_quantile"] if wants_entropy else []
+    stops += [name for name in ("delta", "off_policy_sequence_mask_delta") if config.has(name)]
+    if config.lowercase("importance_sampling_level", default="token") not in ("token", "sequence"):
+        stops.append("importance_sampling_level sequence_token")
+    if config.lowercase("advantage_estimator", default="grpo") != "grpo":
+        stops.append("advantage_estimator")
+    if stops:
+        raise ConfigError(f"{config.place('use_liger_kernel')}: ms-swift stops at it with {', '.join(stops)}")
+
+
+def _generations(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, int]:
+    """Micro-batches of a generation (args_mixin.py: _init_generation_batch_params)."""
+    steps = config.integer("steps_per_generation", default=1) if config.has("steps_per_generation") else None
+    if not config.has("generation_batch_size"):
+        return {} if steps is None else {"steps_per_generation": steps}
+    size, at_once = config.integer("generation_batch_size", default=1), job["micro_batch_size"] * job["num_gpus"]
+    if size % at_once or (steps is not None and steps * at_once != size):
+        expected = f"a multiple of the {at_once} completions of a forward" if steps is None else f"{steps * at_once}"
+        raise config.invalid(("generation_batch_size",), expected)
+    return {"steps_per_generation": size // at_once}
+
+
+def _engine(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
+    """What generates: ``generate``, or vLLM by a server or in the training processes."""
+    mode = config.lowercase("vllm_mode", default="")
+    if not config.boolean("use_vllm", default=False):
+        if mode:
+            raise ConfigError(f"{config.place('vllm_mode')}: ms-swift stops at vllm_mode without use_vllm true")
+        return {"generate_with": "transformers"}
+    if not mode:
+        raise ConfigError(f"{config.place('use_vllm')}: ms-swift stops without vllm_mode: colocate or server")
+    if mode not in ("colocate", "server"):
+        raise config.invalid(("vllm_mode",), "colocate or server")
+    sync = {"vllm_sync_parts": config.integer("move_model_batches", default=1)}
+    if mode == "server":
+        return {"generate_with": "vllm_server"} | sync
+    if job.get("quantize", "none") != "none":
+        raise config.unsupported("quant_bits", "beside vllm_mode colocate is not modelled yet; use_vllm false is")
+    if not config.has("vllm_gpu_memory_utilization"):
+        config.note("default", "vllm_gpu_memory_utilization", "not set: 0.9")
+    engine: dict[str, Any] = {
+        "generate_with": "vllm_sleep" if config.integer("sleep_level", default=0, least=0) else "vllm",
+        "vllm_share": config.number("vllm_gpu_memory_utilization", default=0.9),
+        "vllm_tensor_parallel": config.integer("vllm_tensor_parallel_size", default=1),
+        "rollout_offload": OFFLOADS[
+            config.boolean("offload_model", default=False), config.boolean("offload_optimizer", default=False)
+        ],
+    } | sync
+    if config.has("vllm_max_model_len"):
+        engine["vllm_max_length"] = config.integer("vllm_max_model_len", default=1)
+    else:
+        config.note("default", "vllm_max_model_len", "not set: vLLM holds a text as long as the model's positions")
+    return engine
+
+
+def _lengths(config: ConfigReader, job: Mapping[str, Any], answer: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens of a prompt with its completion: max_length cuts prompts alone, and vLLM stops at the end of its texts.
+
+    (template/base.py: encode; infer_engine.py: set_default_max_tokens.)
+    """
+    if not config.has("max_completion_length", "max_new_tokens", "response_length"):
+        config.note("default", "max_completion_length", f"not set: {answer}")
+    longest = fields.get("vllm_max_length")
+    if not config.is_off("multi_turn_scheduler"):
+        return _turns(config, longest)
+    if "sequence_length" not in job and longest is None:
+        return {}
+    prompt = job.get("sequence_length", longest)
+    if longest is None or prompt + answer <= longest:
+        return {"prompt_length": prompt, "sequence_length": prompt + answer}
+    if "sequence_length" in job:
+        config.note(
+            "warning",
+            "vllm_max_model_len",
+            f"is less than max_length with max_completion_length, {prompt + answer}: texts end at it",
+        )
+    return {"prompt_length": max(1, longest - answer), "sequence_length": longest}
+
+
+def _turns(config: ConfigReader, longest: int | None) -> dict[str, Any]:
+    """Several turns of answers and observations, which end where vLLM's texts do; all from the first answer on counts.
+
+    (rollout_mixin.py: multi_turn_completion_length_context; rlhf_args.py: _set_loss_scale.)
+    """
+    if longest is None:
+        raise config.unsupported(
+            "multi_turn_scheduler", "adds turns without a limit; set vllm_max_model_len, with vllm_mode colocate"
+        )
+    return {"prompt_length": 1, "sequence_length": longest}
+
+
+def grpo_pairs(job: Job) -> Pairs:
+    """GRPO of a job, for a command; empty for others.
+
+    Raises:
+        UnsupportedError: for a reference that ms-swift does not make by itself.
+    """
+    if job.task != "grpo":
+        return {}
+    if job.reference_source not in ("none", own_reference(job.method)):
+        raise UnsupportedError(
+            f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"
+        )
+    prompt = job.prompt_length or 1
+    pairs: Pairs = {
+        "max_length": prompt,
+        "max_completion_length": job.sequence_length - prompt,
+        "num_generations": job.num_generations,
+        "beta": 0.0 if job.reference_source == "none" else 0.04,
+    }
+    pairs |= {} if job.steps_per_generation is None else {"steps_per_generation": job.steps_per_generation}
+    pairs |= {"num_iterations": job.num_iterations} if job.num_iterations > 1 else {}
+    pairs |= {"log_entropy": True} if job.entropy_graph else {}
+    pairs |= {"use_liger_kernel": True} if job.loss == "liger_logits_to_keep" else {}
+    if job.generate_with == "transformers":
+        return pairs
+    pairs |= {"use_vllm": True, "vllm_mode": "colocate" if job.generate_with in HERE else "server"}
+    pairs |= {} if job.vllm_sync_parts in (None, 1) else {"move_model_batches": job.vllm_sync_parts}
+    if job.generate_with not in HERE:
+        return pairs
+    pairs["vllm_gpu_memory_utilization"] = job.vllm_share
+    pairs |= {} if job.vllm_max_length is None else {"vllm_max_model_len": job.vllm_max_length}
+    pairs |= {"vllm_tensor_parallel_size": job.vllm_tensor_parallel} if job.vllm_tensor_parallel > 1 else {}
+    pairs |= {"sleep_level": 1} if job.generate_with == "vllm_sleep" else {}
+    kept = {what: flags for flags, what in OFFLOADS.items()}[job.rollout_offload]
+    return pairs | {
+        name: True for name, is_on in zip(("offload_model", "offload_optimizer"), kept, strict=True) if is_on
+    }
