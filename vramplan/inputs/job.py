@@ -268,8 +268,8 @@ class Job(Record):
     importance_sampling: bool = True
     """Whether the model scores what vLLM generated (``vllm_importance_sampling_correction``)."""
     reward_model: str | None = None
-    """A model that scores the completions on the same GPU (grpo, rloo): a name, a folder or a config.json; null: they
-    are scored by functions, or elsewhere."""
+    """A model that scores the completions on the same GPU (grpo, rloo, ppo): a name, a folder or a config.json; null:
+    functions score them, or something elsewhere."""
     reward_dtype: Dtype | None = None
     """Stored dtype of the reward model's weights; null: `dtype`."""
     reward_adapters: bool = False
