@@ -52,7 +52,7 @@ def test_all_runs_agree_with_trl() -> None:
         ({"prompt_length": 100}, "no meaning"),
         ({"task": "dbo"}, "task"),
         ({"task": "SFT"}, "leave it out"),
-        ({"task": "ppo"}, "nearest is task=grpo"),
+        ({"task": "ppo"}, "needs the tokens of the prompt"),
         ({"task": "gkd"}, "the teacher's weights and logits come on top"),
         ({"task": "rloo", "micro_batch_size": 2}, "needs the tokens of the prompt"),
         ({"task": "rloo", "prompt_length": 64}, "does not divide the 1 completions"),
