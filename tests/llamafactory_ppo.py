@@ -31,6 +31,10 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
     {**ADAPTERS, "reentrant": False, "sequence_length": 1024, "prompt_length": 512},
     {**ADAPTERS, "lora_rank": 64, "lora_targets": ("q_proj", "v_proj")},
     {**ADAPTERS, "attention": "eager"},
+    {"reward_model": "llama-3.2-1b"},
+    {"reward_model": "llama-3.1-8b", "micro_batch_size": 4, "gradient_accumulation_steps": 1},
+    {"reward_model": "llama-3.2-1b", "micro_batch_size": 1, "sequence_length": 1024, "attention": "eager"},
+    {"reward_model": "llama-3.2-1b", **FULL},
     {**FULL, "gradient_accumulation_steps": 1},
     {**FULL, "dtype": "fp32", "micro_batch_size": 1},
 )

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
+from tests.helpers import spec_of
 from tests.trl_trace import Answers, MaskFakes, _called_by_trl
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -116,12 +117,12 @@ class PpoRun:
         timeline = self.tracker.timeline(None)
         return timeline.phase_peaks(timeline.live_bytes())
 
-    def _model(self) -> nn.Module:
-        """The policy with its value head, LoRA and, if they score, the reward model's adapters."""
+    def _model(self, spec: ModelSpec, job: Job) -> nn.Module:
+        """A model with a value head, LoRA and, if they score, the reward model's adapters."""
         from peft import LoraConfig, get_peft_model
 
-        job, code = self.job, self.code
-        model: Any = from_config(self.spec, job, "meta", False, nullcontext).module
+        code = self.code
+        model: Any = from_config(spec, job, "meta", False, nullcontext).module
         if job.checkpointing == "full":
             model.gradient_checkpointing_enable({"use_reentrant": job.reentrant})
             model.enable_input_require_grads()
@@ -149,7 +150,7 @@ class PpoRun:
 
         job, tracker = self.job, self.tracker
         recipe = optimizers.recipe(job)
-        model = self._model()
+        model = self._model(self.spec, job)
         mixed = "no" if job.autocast == "none" else job.autocast
         accelerator = Accelerator(
             cpu=True, mixed_precision=mixed, gradient_accumulation_steps=job.gradient_accumulation_steps
@@ -164,14 +165,21 @@ class PpoRun:
             place(model, tracker)
             reference = None
             if job.method == "full":
-                reference = self._model()
+                reference = self._model(self.spec, job)
                 place(reference, tracker)
+            scores = None
+            if job.reward_model is not None:
+                whole = job.model_copy(update={"method": "full", "checkpointing": "none"})
+                scores = self._model(spec_of(job.reward_model), whole).requires_grad_(False).eval()
+                place(scores, tracker)
             optimizer = optimizers.make(recipe, model, job)
             wrapped = accelerator.prepare_model(model, device_placement=False)
             if reference is not None:
                 reference = accelerator.prepare_model(reference, device_placement=False)
+            if scores is not None:
+                scores = accelerator.prepare_model(scores, device_placement=False, evaluation_mode=True)
         trainer = self._trainer(accelerator, wrapped, optimizer)
-        trainer.ref_model = reference
+        trainer.ref_model, trainer.reward_model = reference, scores
         with tracker.modules(model), self.fakes.mode, tracker:
             for _ in range(ROUNDS):
                 self._round(trainer, model)
@@ -240,15 +248,17 @@ class PpoRun:
         # both lie on the host
         queries = [range(prompt)] * rows
         responses = [range(job.sequence_length - prompt)] * rows
-        if job.reward_adapters:
-            model.eval()
+        model.eval()
+        if job.reward_adapters or job.reward_model is not None:
             self.tracker.enter("reward")
-            model.pretrained_model.set_adapter("reward")
-            trainer.reward_model = trainer.model
+            if job.reward_adapters:
+                model.pretrained_model.set_adapter("reward")
+                trainer.reward_model = trainer.model
             for _ in range(job.gradient_accumulation_steps):
                 some = trainer.config.mini_batch_size
                 trainer.get_rewards(queries[:some], responses[:some])
-            model.pretrained_model.set_adapter("default")
+            if job.reward_adapters:
+                model.pretrained_model.set_adapter("default")
         model.train()
         self.tracker.enter("scoring")
         trainer.step(queries, responses, [0.0] * rows)

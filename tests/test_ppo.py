@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import cli
+from tests.helpers import cli, spec_of
 from tests.llamafactory_ppo import recorded
 from tests.recorded_runs import estimated_peaks
 from tests.trl_runs import GPU
@@ -51,7 +51,7 @@ def test_peaks_agree_with_llamafactory(row: dict[str, Any]) -> None:
 
 @pytest.mark.full
 def test_all_runs_agree_with_llamafactory() -> None:
-    assert len(RECORDED) >= 18
+    assert len(RECORDED) >= 22
     errors = [errors_of(row) for row in RECORDED]
     assert max(max(each) for each in errors) <= WORST
     assert median(error for each in errors for error in each) <= MEDIAN
@@ -85,7 +85,8 @@ def test_recipes_are_read(tmp_path: Path, rewards: str, adapters: bool) -> None:
     ("more", "said"),
     [
         ("", "stage ppo needs a reward_model"),
-        ("reward_model: org/rm\nreward_model_type: full\n", "a model with a value head of its own"),
+        ("reward_model: smollm2-135m\nreward_model_type: full\n", "give one with the same tokenizer"),
+        (SERVER + "reward_model_quantization_bit: 4\n", "quantizes the reward model"),
         (ADAPTERS + "val_size: 0.1\n", "stops at a data set to evaluate"),
         (ADAPTERS + "enable_liger_kernel: true\n", "enable_liger_kernel"),
         (ADAPTERS + "pure_bf16: true\n", "fp16 autocast"),
@@ -101,15 +102,18 @@ def test_what_is_not_modelled_is_named(tmp_path: Path, more: str, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_whole_reward_model_names_the_nearest_estimate(tmp_path: Path) -> None:
+def test_a_whole_reward_model_is_read(tmp_path: Path) -> None:
     path = tmp_path / "ppo.yaml"
     path.write_text(RECIPE + "reward_model: Qwen/Qwen3-0.6B\nreward_model_type: full\n")
-    with pytest.raises(VramplanError) as caught:
-        check(path, "rtx4090")
-    line = str(caught.value).partition("vramplan estimate ")[2]
-    assert "--reward-model Qwen/Qwen3-0.6B" in line
-    answer = cli("estimate", *line.split(), "--json")
-    assert answer.returncode == 0, answer.stderr
+    found = check(path, "rtx4090").estimate
+    assert (found.job.reward_model, found.job.reward_dtype, found.job.reward_adapters) == (
+        "Qwen/Qwen3-0.6B",
+        "bf16",
+        False,
+    )
+    path.write_text(RECIPE + SERVER)
+    weights = 2 * (spec_of("qwen3-0.6b").num_parameters or 0)
+    assert found.phases["loaded"] - check(path, "rtx4090").estimate.phases["loaded"] == pytest.approx(weights, rel=0.01)
 
 
 def test_trl_names_the_nearest_estimate(tmp_path: Path) -> None:
@@ -133,7 +137,8 @@ def test_trl_names_the_nearest_estimate(tmp_path: Path) -> None:
         ({"strategy": "zero2", "num_gpus": 2}, "use strategy=ddp"),
         ({"method": "full", "reward_adapters": True}, "no meaning without"),
         ({"task": "grpo", "num_generations": 2, "reward_adapters": True}, "no meaning without"),
-        ({"reward_model": MODEL}, "no meaning without task=grpo"),
+        ({"reward_model": MODEL, "reward_adapters": True}, "one of them scores"),
+        ({"reward_model": "smollm2-135m"}, "has 49,152 tokens, and the policy 151,936"),
         ({"reference": "none"}, "is not modelled"),
         ({"batches": "packed"}, "use loop=trainer"),
     ],

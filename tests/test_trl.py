@@ -53,6 +53,7 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dbo"}, "task"),
         ({"task": "SFT"}, "leave it out"),
         ({"task": "minillm"}, "nearest is task=gkd, TRL's GKDTrainer, with its teacher"),
+        ({"task": "ppo"}, "needs the tokens of the prompt"),
         ({"task": "rloo", "micro_batch_size": 2}, "needs the tokens of the prompt"),
         ({"task": "rloo", "prompt_length": 64}, "does not divide the 1 completions"),
         ({"task": "IPO", "prompt_length": 0}, "at least one token"),

@@ -13,7 +13,7 @@ from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
 from vramplan.analytic.prepare import fused_kernels, prepare
-from vramplan.analytic.reward_model import reward_notes
+from vramplan.analytic.reward_model import check_vocabulary, reward_notes
 from vramplan.analytic.rollout_phases import Generated, rollout_size
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
@@ -106,6 +106,7 @@ class JobSteps:
             check_share(spec, job, card)
         if job.reward_model is not None:
             self.notes = [*self.notes, *reward_notes(job, card)]
+            check_vocabulary(self.setting, job, card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._known = KnownShapes() if known is None else known

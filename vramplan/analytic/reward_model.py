@@ -3,6 +3,8 @@
 Mirrors trl 1.16 (trainer/grpo_trainer.py: __init__, _calculate_rewards): a model of one label that accelerate prepares,
 so that it runs under autocast. It gets all texts of a generation at once, and keeps their keys and values, as its
 ``use_cache`` is on. The texts are tokenized anew by its own tokenizer: as many tokens are assumed.
+PPO of LLaMA-Factory (0.9.5, train/trainer_utils.py: create_reward_model) has a whole language model with a value head,
+and scores a micro-batch at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layer_folding import FoldPlan, unfold
+from vramplan.analytic.ppo_phases import simulate_rewards
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.tasks.reward import rewards_of
-from vramplan.analytic.train_step import declare, new_modules
+from vramplan.analytic.train_step import new_modules
 from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_other_model, names_setting
@@ -46,7 +50,8 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     possible = architecture_of(spec).architecture.attention
     attention = job.attention if job.attention in possible else cast("Attention", possible[0])
     return Job(
-        task="reward",
+        task="ppo" if job.task == "ppo" else "reward",
+        prompt_length=job.prompt_length if job.task == "ppo" else None,
         method="full",
         dtype=job.dtype if job.uses_deepspeed else job.reward_dtype or job.dtype,  # whose engine casts it
         autocast=job.autocast,
@@ -81,10 +86,25 @@ def reward_notes(job: Job, gpu: Gpu) -> list[str]:
     return [f"reward model {job.reward_model}: {note}" for note in lay_out_reward_model(job, gpu)[2]]
 
 
+def check_vocabulary(policy: StepSpec, job: Job, gpu: Gpu) -> None:
+    """Refuse a reward model of PPO with fewer tokens than the policy, whose ids it gets (train/trainer_utils.py).
+
+    Raises:
+        ConfigError: naming both numbers.
+    """
+    scores = lay_out_reward_model(job, gpu)[0]
+    own, given = (one.architecture.shape(one.config).vocabulary for one in (scores, policy))
+    if job.task == "ppo" and own < given:
+        raise ConfigError(
+            f"{setting('reward_model', job.reward_model)}: has {own:,} tokens, and the policy {given:,}: LLaMA-Factory"
+            " hands it the policy's ids; give one with the same tokenizer"
+        )
+
+
 def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
     """The weights and buffers of a job's reward model."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
-    step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))
+    step = Step(setting_of, plan, gpu, record=_simulate(setting_of, 1))
     own = [storage for one in step.placed for storage in one.storages()]
     return [replace(one, label=f"reward model's {one.label}") for one in (*own, *buffers_of(setting_of))]
 
@@ -109,8 +129,10 @@ def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
 
 
 def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
-    """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients."""
+    """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients; for PPO with a value head."""
     job = setting_of.job
+    if job.task == "ppo":
+        return simulate_rewards(setting_of)
     caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": True}))  # use_cache
     net = new_modules(caching)
     tape = net.tape

@@ -179,6 +179,8 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     """The forwards of PPO without gradients; the reference's has no more than the policy's."""
+    if step.job.reward_model is not None:
+        yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
         yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting))
     yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting))

@@ -165,7 +165,7 @@ JOB_FLAGS = {
     "reward_model": Flag(
         str,
         METHOD,
-        "grpo, rloo: a model that scores completions on the same GPU (functions do).",
+        "grpo, rloo, ppo: a model that scores completions on the same GPU (functions do).",
         complete=completion.model_names,
     ),
     "vllm_share": Flag(float, METHOD, "grpo: share of the GPU that vLLM takes, vllm_gpu_memory_utilization (0.3)."),

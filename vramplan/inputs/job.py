@@ -299,8 +299,8 @@ class Job(Record):
     ``lmbda`` above 0), the teacher (``seq_kd`` and ``lmbda`` 0), both by turns, or none (samples of the data set
     alone)."""
     reward_model: str | None = None
-    """A model that scores the completions on the same GPU (grpo, rloo): a name, a folder or a config.json; null: they
-    are scored by functions, or elsewhere."""
+    """A model that scores the completions on the same GPU (grpo, rloo, ppo): a name, a folder or a config.json; null:
+    functions score them, or something elsewhere."""
     reward_dtype: Dtype | None = None
     """Stored dtype of the reward model's weights; null: `dtype`."""
     reward_adapters: bool = False

@@ -18,6 +18,11 @@ PPO_RULES = (
         "reward_adapters has no meaning without {task=ppo} and {method=lora}: they score with the policy's weights",
     ),
     Rule(
+        lambda job: job.reward_adapters and job.reward_model is not None,
+        IMPOSSIBLE,
+        "reward_adapters with {reward_model}: one of them scores",
+    ),
+    Rule(
         lambda job: is_ppo(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import ROLLOUTS, Job, Loss
+from vramplan.inputs.job import GENERATING, ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 ALONE = (
     "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
-    "vllm_sync_parts", "rollout_offload", "entropy_graph", "reward_model",
+    "vllm_sync_parts", "rollout_offload", "entropy_graph",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
@@ -113,6 +113,11 @@ ROLLOUT_RULES = (
         IMPOSSIBLE,
         "{quantize} with {generate_with}: vLLM does not quantize to 8 bits while it loads (TRL refuses it); use"
         " {quantize=nf4}",
+    ),
+    Rule(
+        lambda job: job.reward_model is not None and job.task not in GENERATING,
+        IMPOSSIBLE,
+        "{reward_model} has no meaning without {task=grpo}, rloo or ppo",
     ),
     Rule(
         lambda job: job.reward_dtype is not None and job.reward_model is None,

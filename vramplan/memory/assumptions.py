@@ -113,7 +113,7 @@ def _describe_task(job: Job) -> str:
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
     if job.task == "ppo":
-        rewards = "another set of adapters" if job.reward_adapters else "a server"
+        rewards = "another set of adapters" if job.reward_adapters else job.reward_model or "a server"
         return (
             f"PPO as LLaMA-Factory 0.9.5 with TRL 0.9.6 runs it, completions by transformers' generate, rewards by"
             f" {rewards}{prompt}, {REFERENCES[job.reference_source]}; "

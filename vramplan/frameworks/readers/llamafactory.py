@@ -151,7 +151,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }
     model = config.string("model_name_or_path") or ""
     if stage == "ppo":
-        job |= ppo_fields(config, model, job)
+        job |= ppo_fields(config, job)
         del names["loss"]
     if stage in STAGES:
         job |= task_fields(config, stage, version, job)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -67,51 +66,50 @@ def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
     return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")
 
 
-def ppo_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[str, Any]:
+def ppo_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     """What the stage `ppo` changes in a job that has been read for supervised fine-tuning (train/ppo/trainer.py).
 
     Raises:
-        UnsupportedError: for a reward model of its own, with the nearest estimate, and for what else is not modelled.
+        UnsupportedError: for a setting that is not modelled.
+        ConfigError: for one that LLaMA-Factory stops at.
     """
     prompt, new = job["sequence_length"], config.integer("max_new_tokens", default=1024, least=0)
     if not config.has("max_new_tokens"):
         config.note("default", "max_new_tokens", "not set: 1024")
     length = prompt + new if new else config.integer("max_length", default=1024)
-    fields: dict[str, Any] = {"prompt_length": min(prompt, length - 1), "sequence_length": length}
-    kind = config.lowercase("reward_model_type", default="lora")
-    if kind not in ("lora", "full", "api"):
-        raise config.unsupported("reward_model_type", "is not modelled; modelled: lora, api")
-    if not config.has("reward_model"):
-        raise ConfigError(f"{config.place('stage')}: stage ppo needs a reward_model, without which LLaMA-Factory stops")
-    if kind == "lora" and job["method"] == "full":
-        raise config.invalid(("reward_model_type",), "full or api: adapters score with finetuning_type lora alone")
-    if kind == "full":
-        raise _reward_model_of_its_own(config, model, {**job, **fields})
     if job.get("fused_kernels") or job.get("loss", "standard") not in ("standard", "liger"):
         raise config.unsupported("enable_liger_kernel", "in stage ppo is not modelled yet; leave it out")
     if job["autocast"] == "none":
-        raise config.unsupported("pure_bf16", "in stage ppo runs under fp16 autocast, which is not modelled; set bf16")
+        raise ConfigError(
+            f"{config.place('stage')}: stage ppo without bf16 or fp16 runs under fp16 autocast all the same, which is"
+            " not modelled; set bf16: true"
+        )
     if config.number("val_size", default=0.0) > 0 or config.has("eval_dataset"):
         key = "val_size" if config.has("val_size") else "eval_dataset"
         raise config.invalid((key,), "none in stage ppo, where LLaMA-Factory stops at a data set to evaluate")
-    return fields | {"task": "ppo", "loss": "standard", "batches": "padded", "reward_adapters": kind == "lora"}
+    lengths = {"prompt_length": min(prompt, length - 1), "sequence_length": length}
+    return lengths | {"task": "ppo", "loss": "standard", "batches": "padded"} | _scores(config, job)
 
 
-def _reward_model_of_its_own(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
-    """The error for a whole reward model, with TRL's GRPO as the nearest estimate."""
-    fields = {name: value for name, value in job.items() if name not in ("loss", "batches")} | {
-        "task": "grpo",
-        "micro_batch_size": round_up(job["micro_batch_size"], 2),
-        "gradient_accumulation_steps": 1,
-        "num_generations": 2,
-        "reference": own_reference(job["method"]),
-        "reward_model": config.string("reward_model"),
-    }
-    return config.unsupported(
-        "reward_model_type",
-        "loads a model with a value head of its own, which is not modelled yet; nearest, without the policy's value"
-        f" head and its copies of all logits: {estimate_command(model, fields)} --loss standard",
-    )
+def _scores(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """What scores completions: adapters on the policy's weights, a whole model, a server (create_reward_model)."""
+    kind = config.lowercase("reward_model_type", default="lora")
+    if kind not in ("lora", "full", "api"):
+        raise config.unsupported("reward_model_type", "is not modelled; modelled: lora, full, api")
+    if not config.has("reward_model"):
+        raise ConfigError(f"{config.place('stage')}: stage ppo needs a reward_model, without which LLaMA-Factory stops")
+    if job["method"] == "full":  # trainer_utils.py: create_ref_model takes the checkpoint's dtype
+        raise config.unsupported(
+            "finetuning_type",
+            "trains fp32 weights beside a reference in half precision in stage ppo, which is not modelled yet; set"
+            " finetuning_type: lora",
+        )
+    config.require_off("reward_model_quantization_bit", why="quantizes the reward model, which is not modelled yet")
+    config.require_off("ref_model_quantization_bit", why="quantizes a reference, which is not modelled yet")
+    config.read_keys.add("reward_model_adapters")  # merged into the reward model
+    if kind == "full":
+        return {"reward_model": config.string("reward_model"), "reward_dtype": job["dtype"]}
+    return {"reward_adapters": kind == "lora"}
 
 
 def stage_pairs(job: Job) -> Pairs:
