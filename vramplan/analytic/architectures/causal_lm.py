@@ -248,7 +248,7 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     tape, job, decoder, (batch, length, _) = forward.tape, forward.job, decoder_of(forward), x.shape
     if job.attention == "flash":
         return None
-    window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
+    window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward, sliding)
     packed = job.batches == "packed" and decoder.positions_in_mask
     parts = MaskParts(
         True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
@@ -261,6 +261,7 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     return None
 
 
-def sees_images_both_ways(forward: ForwardPass) -> bool:
+def sees_images_both_ways(forward: ForwardPass, sliding: bool) -> bool:
     """Whether the tokens of an image in the text attend to each other, so that there is always a mask."""
-    return forward.has_images and forward.vision is not None and forward.vision.tower.masks_text
+    vision = forward.vision
+    return forward.has_images and vision is not None and vision.tower.masks_text(vision.config, sliding)
