@@ -10,11 +10,13 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
     __name__,
     "ARCHITECTURES",
     {
-        "llama": "llama internlm3 internlm2 baichuan minicpm minicpm3 mistral ministral3 arcee cwm qwen2 qwen2_vl_text"
-        " qwen3 qwen3_vl_text seed_oss granite smollm3 olmo2 olmo3",
+        "llama": "llama internlm3 internlm2 baichuan minicpm minicpm3 mistral ministral ministral3 arcee cwm"
+        " qwen2 qwen2_vl_text qwen3 qwen3_vl_text seed_oss granite smollm3 olmo2 olmo3",
         "gemma": "gemma gemma2 gemma3_text",
         "gemma3n": "gemma3n_text",
         "gemma4": "gemma4_text",
+        "exaone4": "exaone4",
+        "hunyuan": "hunyuan_v1_dense",
         "phi": "phi phi3 glm glm4 glm4v_text chatglm",
         "phimoe": "phimoe",
         "cohere": "cohere cohere2",
