@@ -25,7 +25,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "moe": "mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text",
         "llama4": "llama4_text",
         "granitemoe": "granitemoe granitemoeshared",
-        "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4v_moe_text",
+        "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite glm4v_moe_text",
         "gpt_oss": "gpt_oss",
         "lfm2": "lfm2",
         "mamba2": "mamba2 granitemoehybrid",
