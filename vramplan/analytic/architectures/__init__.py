@@ -27,7 +27,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "granitemoe": "granitemoe granitemoeshared",
         "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite glm4v_moe_text",
         "gpt_oss": "gpt_oss",
-        "lfm2": "lfm2",
+        "lfm2": "lfm2 lfm2_moe",
         "mamba2": "mamba2 granitemoehybrid",
         "falcon_h1": "falcon_h1",
         "nemotron_h": "nemotron_h",
