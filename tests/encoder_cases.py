@@ -15,12 +15,14 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.job_defaults import complete_job
 
+GEMMA = "gemma3_text, both ways"
 TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBERT/EuroBERT-610m", {}),
     "eurobert, first token": ("EuroBERT/EuroBERT-210m", {"classifier_pooling": "bos"}),
     "mpnet": ("microsoft/mpnet-base", {}),
     "gte": ("alibaba-nlp-community/gte-multilingual-base", {}),
     "gte, no kinds of sentence": ("Alibaba-NLP/gte-base-en-v1.5", {}),
+    GEMMA: ("google/embeddinggemma-300m", {"num_hidden_layers": 8, "vocab_size": 2048, "sliding_window": 100}),
     "nomic_bert": ("nomic-ai/nomic-embed-text-v1.5", {}),
 }
 """The shipped model that is shortened, and what is changed besides."""
@@ -40,6 +42,17 @@ TEXT_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full-autocast", {"checkpointing": "none", "sequence_length": 128, "micro_batch_size": 4, "task": "embedding"}),
     ("lora-autocast", {"checkpointing": "none", "sequence_length": 128, "micro_batch_size": 4, "task": "embedding"}),
 )
+EMBEDS = {"task": "embedding", "sequence_length": 128, "micro_batch_size": 4}
+GEMMA_JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full-bf16", {**EMBEDS, "checkpointing": "none"}),
+    ("full-autocast", {**EMBEDS, "checkpointing": "full", "micro_batch_size": 8}),
+    ("full-autocast", {**EMBEDS, "checkpointing": "none", "attention": "eager"}),
+    ("full-fp32", {**EMBEDS, "checkpointing": "none", "negatives": 1}),
+    ("lora-bf16", {**EMBEDS, "checkpointing": "none", "pooling": "lasttoken"}),
+    ("lora-autocast", {**EMBEDS, "checkpointing": "none"}),
+    ("lora-autocast", {**EMBEDS, "checkpointing": "full", "sequence_length": 256}),
+)
+"""EmbeddingGemma's, which trains for embeddings alone."""
 IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit, classes": ("google/vit-base-patch16-224-in21k", {}),
     "dinov2": ("facebook/dinov2-base", {}),
@@ -73,11 +86,18 @@ def spec_for(family: str) -> ModelSpec:
     return spec.model_copy(update={"config": {**spec.config, **changes}})
 
 
+def jobs_of(family: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Settings and jobs."""
+    if family == GEMMA:
+        return GEMMA_JOBS
+    return IMAGE_JOBS if family in IMAGES else TEXT_JOBS
+
+
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
     for family in FAMILIES:
         spec = spec_for(family)
-        for setting, given in IMAGE_JOBS if family in IMAGES else TEXT_JOBS:
+        for setting, given in jobs_of(family):
             job = {**SETTINGS[setting], **given}
             if family in EAGER_ONLY:
                 job["attention"] = "eager"

@@ -111,6 +111,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "full_attn_idxs": [2, 5, 8, 11],
         },
     ),
+    "lfm2_moe": (
+        "LiquidAI/LFM2-8B-A1B",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "moe_intermediate_size": 192,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 12,
+            "layer_types": ["conv", "conv", "full_attention"] * 4,
+        },
+    ),
 }
 JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full-bf16", {"checkpointing": "none", "micro_batch_size": 3, "sequence_length": 200}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.family_cases import SMALL
+from tests.family_cases import GEMMA, NO_FLASH, SMALL, with_towers
 from tests.helpers import ROOT, spec_of
 from tests.matrix_cases import SETTINGS, VOCABULARY
 from tests.mixer_cases import DELTA, EXPERTS
@@ -107,6 +107,13 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
 """With images, then on text alone."""
 
 
+GEMMAS = {
+    "gemma4": (GEMMA[0], {"standardize": True}, {"use_bidirectional_attention": "vision"}),
+    "gemma4, inputs of layers": (GEMMA[1], {"use_clipped_linears": True}, {}),
+}
+"""Gemma 4 as its larger and its smaller models see: family on text, what differs in the tower and in the text."""
+FEW = {"videos": 1, "frames": 3, "image_size": (300, 200), "sequence_length": 384}
+VIDEOS = ("lora-bf16", {**FEW, "checkpointing": "none", "vision": "lora", "projector": "lora"})
 MIXTURE = "qwen3_5_moe"
 """Qwen3.5 with experts and its tower."""
 
@@ -115,8 +122,18 @@ def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
     if family == MIXTURE:
         return mixture()
+    if family in GEMMAS:
+        return gemma(family)
     model_type, parts = FAMILIES[family]
     return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **parts})
+
+
+def gemma(family: str) -> ModelSpec:
+    """Gemma 4 with towers for images and, if it is a small one, for sound."""
+    name, vision, text = GEMMAS[family]
+    config = with_towers(name).config
+    parts = {"vision_config": {**config["vision_config"], **vision}, "text_config": {**config["text_config"], **text}}
+    return ModelSpec(name=family, model_type="gemma4", config={**config, **parts, **IDS})
 
 
 def mixture() -> ModelSpec:
@@ -132,13 +149,15 @@ def mixture() -> ModelSpec:
 
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in (*FAMILIES, MIXTURE):
-        for setting, given in JOBS:
+    for family in (*FAMILIES, MIXTURE, *GEMMAS):
+        for setting, given in (*JOBS, VIDEOS) if family in GEMMAS else JOBS:
             job = {**SETTINGS[setting], **given}
             if family in STOPS and "lora" in setting:
                 job["lora_targets"] = ("q_proj", "o_proj", "qkv", "linear_fc1")
             if family == "llama4":
                 job = as_llama4_runs(job)
+            elif family.startswith(NO_FLASH) and job.get("attention") == "flash":
+                job["attention"] = "eager"
             yield family, Job(**job)
 
 

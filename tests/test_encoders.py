@@ -13,7 +13,6 @@ from tests import encoder_cases, matrix
 from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
-from vramplan.inputs.load import load_model
 
 ROWS = encoder_cases.TABLE.load()
 EVERY = 7
@@ -62,11 +61,20 @@ def test_answers_name_the_class_and_its_labels() -> None:
     assert estimate.job.modules_to_save == ("classifier",)
 
 
-def test_what_embeddinggemma_adds_is_not_left_out_unsaid() -> None:
-    spec = load_model("gemma-3-270m")
-    both_ways = spec.model_copy(update={"config": {**spec.config, "use_bidirectional_attention": True}})
-    with pytest.raises(UnsupportedError, match="use_bidirectional_attention = True is not supported; by=trace"):
-        vramplan.estimate(both_ways, "h100", task="embedding")
+def test_embeddinggemma_has_two_layers_behind_its_pooling() -> None:
+    settings = {"task": "embedding", "sequence_length": 512}
+    whole, adapted = (vramplan.estimate("embeddinggemma-300m", "h100", method=m, **settings) for m in ("full", "lora"))
+    dense = 2 * 768 * 3072
+    assert whole.num_parameters == whole.num_trainable_parameters == 302_863_104 + dense
+    assert adapted.num_trainable_parameters > dense
+    assert "Gemma3TextModel and two dense layers for embeddings" in whole.assumptions[0]
+    assert "mean pooling" in whole.assumptions[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {"task": "embedding", "joins_texts": True}])
+def test_embeddinggemma_is_refused_for_what_is_not_modelled(settings: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="reads both ways and is modelled as sentence-transformers"):
+        vramplan.estimate("embeddinggemma-300m", "h100", **settings)
 
 
 SCRIPT = """

@@ -18,7 +18,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.resolve import resolve_model
 
 ROWS = seeing_cases.TABLE.load()
-ALL = [*seeing_cases.FAMILIES, seeing_cases.MIXTURE]
+ALL = [*seeing_cases.FAMILIES, seeing_cases.MIXTURE, *seeing_cases.GEMMAS]
 EVERY = 5
 """One job of so many is in the sample of a family; the full run takes all."""
 

@@ -29,6 +29,7 @@ TEXT_ONLY_WITHIN = {
     "glm4v_text",
     "llama4_text",
     "granitemoeshared",
+    "ministral",
     "ministral3",
     "gemma3n_text",
     "gemma4_text",

@@ -52,6 +52,12 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('joins_texts', True)}: {spec.model_type} is no causal language model of text alone, of which"
             " ms-swift trains embeddings; sentence-transformers trains them"
         )
+    both_ways = architecture.decoder is not None and architecture.decoder.both_ways(config)
+    if both_ways and (job.task != "embedding" or job.joins_texts):
+        raise UnsupportedError(
+            f"{spec.name} reads both ways and is modelled as sentence-transformers trains it; use"
+            f" {setting('task', 'embedding')}"
+        )
     check_inputs(spec, job)
     if job.loss == "kept_log_probs" and (model.tower is not None or _has_experts(spec)):
         raise UnsupportedError(

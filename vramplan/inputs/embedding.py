@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.job import Job, Pooling
+from vramplan.inputs.model_spec import Config
 
 SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims", "pooling")
 """Fields of a job that only embeddings have."""
@@ -16,6 +17,16 @@ IN_BATCH = {
 }
 """Losses that take the other samples of a micro-batch as negatives -> the loss of sentence-transformers that has the
 same negatives and runs a part of them at a time."""
+
+
+def is_embedding_gemma(model_type: str, c: Config) -> bool:
+    """Whether a model is EmbeddingGemma: a Gemma 3 that reads both ways, with two layers behind its pooling."""
+    return model_type == "gemma3_text" and c.get("use_bidirectional_attention") is True
+
+
+def dense_widths(width: int) -> tuple[int, int]:
+    """Widths of EmbeddingGemma's two layers behind its pooling, without bias (its files 2_Dense and 3_Dense)."""
+    return 4 * width, width
 
 
 def pooling_of(job: Job, reads_both_ways: bool) -> Pooling:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.embedding import SCORED, columns, describe_embedding
+from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job, Task
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -344,7 +344,9 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
         causal = names.causal or f"{names.prefix}ForCausalLM"
         return f"{causal} for embeddings, {describe_embedding(job, False)}"
     if job.task == "embedding":
-        return f"{found.model_class} for embeddings, {describe_embedding(job, spec.model_type in MODEL_INPUTS)}"
+        has_dense = is_embedding_gemma(spec.model_type, Config(spec.config, spec.name))
+        words = describe_embedding(job, has_dense or spec.model_type in MODEL_INPUTS)
+        return f"{found.model_class} {'and two dense layers ' * has_dense}for embeddings, {words}"
     if head_of(spec.model_type, job.task) is None and (names is None or names.tasks != IMAGES):
         return found.model_class
     labels = num_labels(Config(spec.config, spec.name), job)

@@ -37,7 +37,8 @@ def _decoders(names: str, classifies_tokens: bool) -> dict[str, ClassNames]:
 IMAGES: tuple[Task, ...] = ("image_classification",)
 CLASS_NAMES: dict[str, ClassNames] = {
     **_decoders(
-        "llama=Llama mistral=Mistral ministral3=Ministral3 arcee=Arcee qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss"
+        "llama=Llama mistral=Mistral ministral=Ministral ministral3=Ministral3 exaone4=Exaone4"
+        " arcee=Arcee qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss"
         " smollm3=SmolLM3 gemma=Gemma gemma2=Gemma2"
         " phi=Phi phi3=Phi3 glm=Glm glm4=Glm4 starcoder2=Starcoder2 mixtral=Mixtral qwen2_moe=Qwen2Moe"
         " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss",
@@ -45,7 +46,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     ),
     **_decoders(
         "minicpm3=MiniCPM3 olmo2=Olmo2 olmo3=Olmo3 phimoe=Phimoe deepseek_v2=DeepseekV2 gptj=GPTJ opt=OPT"
-        " gpt_neox=GPTNeoX",
+        " gpt_neox=GPTNeoX hunyuan_v1_dense=HunYuanDenseV1",
         classifies_tokens=False,
     ),
     "gemma3_text": ClassNames("Gemma3Text", False, causal="Gemma3ForCausalLM"),

@@ -10,11 +10,13 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
     __name__,
     "ARCHITECTURES",
     {
-        "llama": "llama internlm3 internlm2 baichuan minicpm minicpm3 mistral ministral3 arcee cwm qwen2 qwen2_vl_text"
-        " qwen3 qwen3_vl_text seed_oss granite smollm3 olmo2 olmo3",
+        "llama": "llama internlm3 internlm2 baichuan minicpm minicpm3 mistral ministral ministral3 arcee cwm"
+        " qwen2 qwen2_vl_text qwen3 qwen3_vl_text seed_oss granite smollm3 olmo2 olmo3",
         "gemma": "gemma gemma2 gemma3_text",
         "gemma3n": "gemma3n_text",
         "gemma4": "gemma4_text",
+        "exaone4": "exaone4",
+        "hunyuan": "hunyuan_v1_dense",
         "phi": "phi phi3 glm glm4 glm4v_text chatglm",
         "phimoe": "phimoe",
         "cohere": "cohere cohere2",
@@ -23,9 +25,9 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "moe": "mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text",
         "llama4": "llama4_text",
         "granitemoe": "granitemoe granitemoeshared",
-        "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4v_moe_text",
+        "deepseek": "deepseek_v2 deepseek_v3 glm4_moe glm4_moe_lite glm4v_moe_text",
         "gpt_oss": "gpt_oss",
-        "lfm2": "lfm2",
+        "lfm2": "lfm2 lfm2_moe",
         "mamba2": "mamba2 granitemoehybrid",
         "falcon_h1": "falcon_h1",
         "nemotron_h": "nemotron_h",

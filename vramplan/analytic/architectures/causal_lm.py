@@ -183,7 +183,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     batch, length, _ = x.shape
     tape.module = "inputs"
     dtype = net.embedded_dtype
-    ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=True)
+    ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=not decoder.both_ways(c))
     ctx.liger_rope = net.liger.rope
     ctx.mixer_packages = job.mixer_kernels == "packages"
     drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)
@@ -249,7 +249,8 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     tape, job, decoder, (batch, length, _) = forward.tape, forward.job, decoder_of(forward), x.shape
     if job.attention == "flash":
         return None
-    window, sees = decoder.window(c) if sliding else None, sees_images_both_ways(forward)
+    window = decoder.window(c) if sliding else None
+    sees = sees_images_both_ways(forward, sliding) or decoder.both_ways(c)
     packed = job.joins_samples and decoder.positions_in_mask
     parts = MaskParts(
         True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
@@ -262,6 +263,7 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
     return None
 
 
-def sees_images_both_ways(forward: ForwardPass) -> bool:
+def sees_images_both_ways(forward: ForwardPass, sliding: bool) -> bool:
     """Whether the tokens of an image in the text attend to each other, so that there is always a mask."""
-    return forward.has_images and forward.vision is not None and forward.vision.tower.masks_text
+    vision = forward.vision
+    return forward.has_images and vision is not None and vision.tower.masks_text(vision.config, sliding)

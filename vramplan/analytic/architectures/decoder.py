@@ -93,6 +93,8 @@ class Decoder:
     """Key of the dropout on attention probabilities, and transformers' default."""
     attention_dropout_is_layer: bool = False
     """Whether that is the probability of an nn.Dropout, which TRL's trainers set to 0."""
+    both_ways: Callable[[Config], bool] = lambda c: False
+    """Whether a token attends to those behind it as well, so that there is always a mask."""
     always_masked: bool = False
     """Whether SDPA gets a mask even if none is needed (Falcon)."""
     positions_in_mask: bool = True

@@ -1,6 +1,6 @@
 """DeepSeek's mixtures: latent attention, shared experts, dense first layers; GLM 4.5's experts are of the same kind.
 
-(transformers 5.23, modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe.py.)
+(transformers 5.23, modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe.py, modeling_glm4_moe_lite.py.)
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ def first_dense(default: int) -> Callable[[Config], list[LayerKind]]:
         return [LayerKind(dense=layer < dense) for layer in range(c.count("num_hidden_layers"))]
 
     return kinds
+
+
+def by_types(c: Config) -> list[LayerKind]:
+    """Which layers are no mixtures, one by one; the first alone if the configuration does not say."""
+    types = c.get("mlp_layer_types")
+    if types is None:
+        return [LayerKind(dense=not layer) for layer in range(c.count("num_hidden_layers"))]
+    return [LayerKind(dense=name == "dense") for name in types]
 
 
 def shared_and_routed(
@@ -141,6 +149,14 @@ ARCHITECTURES = {
         decoder=Decoder(latent(interleaved, v3_router, in_fp32), rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))),
         stacks=one_stack(first_dense(3)),
         attention=("sdpa", "eager"),
+        refuses=(*ROUTED, ("rope_interleave", False)),
+        peft_experts="qwen2_moe",
+    ),
+    "glm4_moe_lite": Architecture(  # GLM 4.7 Flash: DeepSeek's attention, with heads as wide for values as for keys
+        decoder=Decoder(
+            latent(interleaved, glm4_router, in_fp32), rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))
+        ),
+        stacks=one_stack(by_types),
         refuses=(*ROUTED, ("rope_interleave", False)),
         peft_experts="qwen2_moe",
     ),

@@ -11,6 +11,7 @@ from vramplan.analytic.layers.attention import attention
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mlp import gated_mlp
 from vramplan.analytic.layers.modules import Modules
+from vramplan.inputs.embedding import is_embedding_gemma
 from vramplan.inputs.model_spec import Config
 
 
@@ -89,9 +90,9 @@ ARCHITECTURES = {
             after_head=cap,
             window=window_or(4096),
             rotary=lambda c: Rotary(heads_of(c).dim, per_kind=True),
+            both_ways=lambda c: is_embedding_gemma("gemma3_text", c),
         ),
         tied=True,
         stacks=one_stack(lambda c: patterned(c, 6)),
-        refuses=(("use_bidirectional_attention", ...),),  # EmbeddingGemma: other masks, two layers behind its pooling
     ),
 }

@@ -49,7 +49,7 @@ def per_layer_width(c: Config) -> int:
 
 
 def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
-    """Embeddings; beside them a second table and a projection of the first, (B, S, layers, width) both."""
+    """Embeddings; beside them those of a second table, (B, S, layers, width)."""
     if net.is_within:
         ids = without_marks(net, ids)
     x, width = gemma.embed(net, c, ids), per_layer_width(c)
@@ -58,15 +58,24 @@ def embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     if net.is_within:  # a local of Gemma4Model.forward, to the end
         net.multimodal_locals.append(net.tape.empty(x.shape, x.dtype, "embeddings without images"))
     layers = c.count("num_hidden_layers")
-    shape = (*ids.shape, layers, width)
     rows = c.count("vocab_size_per_layer_input", 262_144)
-    own = net.embedding("model.embed_tokens_per_layer", ids, rows, layers * width, scaled=True).view(*shape)
+    own = net.embedding("model.embed_tokens_per_layer", ids, rows, layers * width, scaled=True)
+    net.per_layer = own.view(*ids.shape, layers, width)
     if net.is_within:
-        net.multimodal_locals.append(own)
+        net.multimodal_locals.append(net.per_layer)
+    return x
+
+
+def with_projection(net: Modules, c: Config, x: Tensor) -> Tensor:
+    """project_per_layer_inputs: the first layer's input, projected, goes into the inputs of all layers."""
+    own = net.per_layer
+    if own is None:
+        return x
+    layers, width = own.shape[2:]
     projected = ops.scale(net.linear("model.per_layer_model_projection", x, layers * width), "scaled projection")
-    projected = norm(net, "model.per_layer_projection_norm", projected.view(*shape))
+    projected = norm(net, "model.per_layer_projection_norm", projected.view(*own.shape))
     net.per_layer = ops.scale(ops.add(projected, own, "inputs of all layers"), "scaled inputs of all layers")
-    net.embedding_locals += [x, net.per_layer]
+    net.embedding_locals.append(net.per_layer)
     return x
 
 
@@ -239,6 +248,7 @@ ARCHITECTURES = {
             layer,
             embed=embed,
             norm=final_norm,
+            enter=with_projection,
             beside=own_input,
             after_head=gemma.cap,
             window=window_or(512),

@@ -28,7 +28,9 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     assert vision is not None
     tape, tower, whole = net.tape, vision.tower, vision.config
     c, given = whole.part("vision_config"), net.training
-    net, last = (replace(net, training=training_of(part, given, job)) for part in (job.vision, job.projector))
+    net, last = (
+        replace(net, training=training_of(part, given, job), per_layer=None) for part in (job.vision, job.projector)
+    )
     images = prod(pixels.shape) // prod(vision.image.tensors[0].shape)
     if len(pixels.shape) == 6:
         pixels = pixels.view(prod(pixels.shape[:3]), *pixels.shape[3:])
@@ -67,6 +69,6 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
     tape.enter(forward.phase, None)
     if index == -1:
         chosen = x
-    x = tower.finish(net, c, x)
+    x = tower.finish(net, c, context, x)
     net.tower_locals.clear()
     return tower.project(last, whole, vision.image, x if chosen is None else chosen), x

@@ -189,6 +189,12 @@ def mistral_kinds(c: Config) -> list[LayerKind]:
     return [LayerKind(sliding=mistral_window(c) is not None)] * c.count("num_hidden_layers")
 
 
+def ministral_kinds(c: Config) -> list[LayerKind]:
+    """The layers that `layer_types` names slide; without it, all that Mistral's do."""
+    types = c.get("layer_types")
+    return mistral_kinds(c) if types is None else [LayerKind(sliding=name == "sliding_attention") for name in types]
+
+
 def qwen_window(c: Config) -> int | None:
     """Qwen's window counts only if use_sliding_window is true."""
     return plain_window(c) if c.flag("use_sliding_window", False) else None
@@ -244,6 +250,7 @@ ARCHITECTURES = {
         tied=True,
     ),
     "mistral": Architecture(decoder=Decoder(mistral, window=mistral_window), stacks=one_stack(mistral_kinds)),
+    "ministral": Architecture(decoder=Decoder(mistral, window=mistral_window), stacks=one_stack(ministral_kinds)),
     "ministral3": Architecture(decoder=Decoder(ministral3, window=plain_window), stacks=one_stack(every_layer_slides)),
     "arcee": Architecture(decoder=Decoder(arcee)),
     "cwm": Architecture(decoder=Decoder(cwm, window=window_or(8192)), stacks=one_stack(cwm_kinds)),

@@ -46,7 +46,7 @@ class VisionTower:
     """Positions and the like, between patches and layers."""
     token_types: bool = False
     """Whether the processor marks image tokens for the model."""
-    finish: Callable[[Modules, Config, Tensor], Tensor] = lambda net, c, x: x
+    finish: Callable[[Modules, Config, TowerContext, Tensor], Tensor] = lambda net, c, context, x: x
     """The rest of the tower, after its layers."""
     chosen: Callable[[Config], int] = lambda whole: 0
     """The tower's state that the language model takes: 0 its output, -1 its last layer's, -2 the layer before ..."""
@@ -63,8 +63,9 @@ class VisionTower:
     tower: patches, placed (with their positions), or nothing."""
     returns_features: bool = True
     """Whether the features are among the model's outputs."""
-    masks_text: bool = False
-    """Whether image tokens attend to each other in both directions, so that the text always gets a mask."""
+    masks_text: Callable[[Config, bool], bool] = lambda whole, sliding: False
+    """Whether image tokens attend to each other in both directions, in layers that slide or in the others, so that the
+    text always gets a mask."""
     tower_type: str | None = None
     """The tower's own type, if the architecture takes several."""
     drops_empty: bool = False
@@ -103,6 +104,8 @@ class TowerContext:
     images: int
     """Images in the micro-batch."""
     kind: Hashable = None
+    padding: Tensor | None = None
+    """Where patches are padding, (images, patches, 1), if images are padded."""
     cos: Tensor | None = None
     sin: Tensor | None = None
 
@@ -128,6 +131,11 @@ def idle_linear(net: Modules, name: str, out_features: int, in_features: int, bi
     net.parameter(f"{name}.weight", out_features, in_features, quantize=net.training.quantize)
     if bias:
         net.parameter(f"{name}.bias", out_features)
+
+
+def frozen(net: Modules) -> Modules:
+    """The same modules, whose weights neither train nor get adapters."""
+    return replace(net, training=replace(net.training, full=False, lora_rank=0))
 
 
 def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:

@@ -53,6 +53,7 @@ def attend(
         return out.view(batch, length, heads * v.shape[-1]), weights
     if ctx.attention == "flash":
         out = flash_package(q, k, v, ctx)
+        out = ops.copy(out, "attention output made contiguous") if contiguous and not ctx.padded else out
     else:
         out = sdpa(q, k, v, mask, ctx, contiguous)
     return (out.view(batch, length, heads * v.shape[-1]),)

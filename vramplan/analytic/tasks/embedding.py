@@ -16,7 +16,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import cached, contrastive
 from vramplan.analytic.tasks.encoded import encoded
 from vramplan.analytic.tasks.pooling import pool
-from vramplan.inputs.embedding import columns, pooling_of
+from vramplan.inputs.embedding import columns, dense_widths, pooling_of
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
 
@@ -50,6 +50,15 @@ def run(make: MakePass, c: Config, job: Job, batch: Mapping[str, Tensor]) -> Ten
     return loss
 
 
+def through_dense(net: Modules, x: Tensor) -> Tensor:
+    """EmbeddingGemma's layers behind its pooling, which train beside adapters too: they are not PEFT's."""
+    for number, width in enumerate(dense_widths(x.shape[-1])):
+        net.tape.module = f"dense.{number}"
+        weight = net.trained_head(f"dense.{number}.linear.weight", net.training.dtype, width, x.shape[-1])
+        x = ops.linear(x, weight, None)
+    return x
+
+
 def of_column(batch: Mapping[str, Tensor], column: str) -> dict[str, Tensor]:
     """The inputs of one column's texts."""
     return {name: batch[f"{column}_{name}"] for name in ("input_ids", "attention_mask")}
@@ -81,7 +90,11 @@ def vectors(make: MakePass, c: Config, job: Job, texts: dict[str, Tensor], numbe
         unused = [] if forward.architecture.pooler is None else [forward.architecture.pooler(forward, states)]
         unused.clear()
         tape.module = "pooling"
-        pooled = pool(states, texts["attention_mask"], pooling_of(job, forward.architecture.decoder is None))
+        decoder = forward.architecture.decoder
+        with_dense = decoder is not None and decoder.both_ways(c)
+        pooled = pool(states, texts["attention_mask"], pooling_of(job, decoder is None or with_dense))
+        if with_dense:
+            pooled = through_dense(forward.net, pooled)
     held.append(states)
     if job.loop == "trainer" and job.casts:
         converted = ops.to(states, "fp32", "outputs converted to fp32 (accelerate)")

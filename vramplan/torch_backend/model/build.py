@@ -14,6 +14,7 @@ from torch import nn
 
 from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
+from vramplan.inputs.embedding import is_embedding_gemma
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import Job
@@ -85,7 +86,8 @@ def build(
         from vramplan.torch_backend.model.sentence_loss import SentenceLoss
 
         device_type = "cuda" if device.startswith("cuda") else "cpu"
-        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS, device_type)
+        has_dense = is_embedding_gemma(spec.model_type, Config(spec.config, spec.name))
+        module = SentenceLoss(module, job, spec.model_type in MODEL_INPUTS or has_dense, has_dense, device_type)
         subject = replace(subject, casts_itself=True)
     return replace(subject, module=module.train())
 

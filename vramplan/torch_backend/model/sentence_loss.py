@@ -5,13 +5,14 @@ The package's own SentenceTransformer loads tokenizers and files; here a module 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, setting
-from vramplan.inputs.embedding import LOSSES, columns, pooling_of
+from vramplan.inputs.embedding import LOSSES, columns, dense_widths, pooling_of
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 
@@ -19,9 +20,9 @@ from vramplan.torch_backend.dtypes import DTYPES
 class Embedder(nn.Module):
     """One forward of a SentenceTransformer, whose outputs accelerate converts."""
 
-    def __init__(self, model: nn.Module, pooling: nn.Module, job: Job, device_type: str) -> None:
+    def __init__(self, model: nn.Module, pooling: nn.Module, dense: nn.Module, job: Job, device_type: str) -> None:
         super().__init__()
-        self.model, self.pooling, self.job, self.device_type = model, pooling, job, device_type
+        self.model, self.pooling, self.dense, self.job, self.device_type = model, pooling, dense, job, device_type
 
     def forward(self, features: dict[str, Any]) -> Any:
         """The features with the texts' vectors."""
@@ -30,7 +31,7 @@ class Embedder(nn.Module):
             outputs = self.model(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
             features["token_embeddings"] = outputs[0]
             del outputs
-            features = self.pooling(features)
+            features = self.dense(self.pooling(features))
         if job.loop == "trainer" and job.casts:
             from accelerate.utils.operations import convert_to_fp32
 
@@ -57,8 +58,8 @@ class SentenceLoss(nn.Module):
     accepts_loss_kwargs = False
     """SentenceTransformerTrainer counts no items."""
 
-    def __init__(self, model: nn.Module, job: Job, reads_both_ways: bool, device_type: str) -> None:
-        """Wrap a model.
+    def __init__(self, model: nn.Module, job: Job, reads_both_ways: bool, has_dense: bool, device_type: str) -> None:
+        """Wrap a model; `has_dense`: with EmbeddingGemma's layers behind the pooling.
 
         Raises:
             MissingDependencyError: if sentence-transformers is not installed.
@@ -66,7 +67,7 @@ class SentenceLoss(nn.Module):
         super().__init__()
         try:
             from sentence_transformers.sentence_transformer import losses
-            from sentence_transformers.sentence_transformer.modules import Pooling
+            from sentence_transformers.sentence_transformer.modules import Dense, Pooling
         except ImportError as error:
             raise MissingDependencyError(
                 f"{setting('task', 'embedding')}: a trace runs sentence-transformers' own losses:"
@@ -74,7 +75,13 @@ class SentenceLoss(nn.Module):
             ) from error
         inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         pooling = Pooling(inner.config.hidden_size, pooling_mode=pooling_of(job, reads_both_ways))
-        embedder: Any = Embedder(model, pooling, job, device_type)
+        dense, width = nn.Sequential(), inner.config.hidden_size
+        if has_dense:
+            weight = next(inner.parameters())
+            with torch.device(weight.device):
+                for given, made in pairwise((width, *dense_widths(width))):
+                    dense.append(Dense(given, made, bias=False, activation_function=nn.Identity()).to(weight.dtype))
+        embedder: Any = Embedder(model, pooling, dense, job, device_type)
         self.job = job
         if job.embedding_loss != "cached_multiple_negatives":
             self.loss: nn.Module = getattr(losses, LOSSES[job.embedding_loss])(embedder)

@@ -49,7 +49,7 @@ def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     )
 
 
-def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """Norm; squares of patches to one token by a convolution."""
     x = net.rms_norm("visual.post_layernorm", x)
     name, (patches, width), merge = "visual.downsample", x.shape, c.count("spatial_merge_size", 2)

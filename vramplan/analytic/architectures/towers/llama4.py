@@ -82,7 +82,7 @@ def rotated(q: Tensor, k: Tensor, context: TowerContext) -> tuple[Tensor, Tensor
     return ops.to(q_out, dtype, "rotated"), ops.to(k_out, dtype, "rotated")
 
 
-def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """A norm, the class token dropped, four patches made one, two layers."""
     net.tower_locals.append(x)
     x = net.layer_norm(f"{NAME}.layernorm_post", x)

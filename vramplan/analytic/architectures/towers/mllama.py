@@ -139,7 +139,7 @@ def opened(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     return x
 
 
-def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """The last layer's output and the chosen ones' side by side, padding cut off: (tiles, keys, all their widths)."""
     net.tape.module = NAME
     (images, length, width), tiles = x.shape, most_tiles(c)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vramplan.analytic.architectures.decoder import rms_norm
 from vramplan.analytic.architectures.towers import qwen
-from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, idle_linear, joined
+from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, frozen, idle_linear, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.mlp import gated_mlp
@@ -84,11 +84,6 @@ def qwen3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor)
 
 
 # -- sound -------------------------------------------------------------------------------------------------------------
-
-
-def frozen(net: Modules) -> Modules:
-    """The same modules, whose weights neither train nor get adapters."""
-    return replace(net, training=replace(net.training, full=False, lora_rank=0))
 
 
 def encoder(net: Modules, c: Config, width: int, key_bias: bool) -> None:

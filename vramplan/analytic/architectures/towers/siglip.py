@@ -41,7 +41,7 @@ def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
     return clip_layer(net, c, x, context, "gelu_pytorch_tanh")
 
 
-def finish(net: Modules, c: Config, x: Tensor) -> Tensor:
+def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """The last norm."""
     return net.layer_norm(f"{NAME}.post_layernorm", x)
 
@@ -110,7 +110,7 @@ GEMMAS = VisionTower(
     place=place,
     finish=finish,
     holds_cast=False,
-    masks_text=True,
+    masks_text=lambda whole, sliding: True,
     wrapped=NO_TEXT_TOWER.format("Siglip"),
 )
 TOWERS = {

@@ -177,7 +177,7 @@ def clip_block(net: Modules, c: Config, x: Tensor, ctx: Context, act: str) -> Te
     return ops.add(residual, x, "residual stream")
 
 
-def clip_finish(net: Modules, c: Config, x: Tensor) -> Tensor:
+def clip_finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     """A norm of the class token, which nobody asks for."""
     net.layer_norm("vision_tower.post_layernorm", ops.copy(ops.rows(x, 1)))
     return x
