@@ -54,7 +54,14 @@ def test_the_defaults() -> None:
         ),
         ((SAMPLES, f"{ROLLOUT}.free_cache_engine=False"), {"generate_with": "vllm"}),
         ((SAMPLES, "actor_rollout_ref.model.lora_rank=32"), {"method": "lora", "lora_rank": 32}),
-        ((SAMPLES, "trainer.n_gpus_per_node=1"), {"strategy": "ddp", "gradient_accumulation_steps": 64}),
+        (
+            (SAMPLES, "trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1"),
+            {"strategy": "ddp", "gradient_accumulation_steps": 64, "vllm_tensor_parallel": 1},
+        ),
+        (
+            (SAMPLES, f"{ROLLOUT}.tensor_model_parallel_size=4", f"{ROLLOUT}.max_model_len=4096"),
+            {"vllm_tensor_parallel": 4, "vllm_max_length": 4096},
+        ),
     ],
 )
 def test_the_nearest_job(overrides: tuple[str, ...], expected: dict[str, Any]) -> None:
@@ -69,6 +76,7 @@ def test_the_command_is_the_nearest_job() -> None:
     assert words[:3] == ["vramplan", "estimate", QWEN]
     given = dict(zip(words[3::2], words[4::2], strict=True))
     assert (given["--task"], given["--vllm-share"], given["--accumulation"]) == ("grpo", "0.6", "40")
+    assert given["--vllm-tensor-parallel"] == "2"  # verl's default
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,11 @@ def test_what_is_left_out_is_named(override: str, named: str) -> None:
 def test_a_batch_that_stops_verl() -> None:
     with pytest.raises(ConfigError, match="ppo_micro_batch_size_per_gpu is not set"):
         read(from_line(line(), None, {}), 1)
+
+
+def test_gpus_that_copies_of_vllm_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match="3 GPUs for each vLLM do not divide 8: verl stops"):
+        read(from_line(line(SAMPLES, f"{ROLLOUT}.tensor_model_parallel_size=3"), None, {}), 1)
 
 
 def test_a_budget_of_tokens_is_named() -> None:

@@ -7,8 +7,9 @@ for at once, by transformers or by vLLM; a micro-batch at a time is scored.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic.cached_forward import simulate_forward
@@ -17,13 +18,13 @@ from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
-from vramplan.analytic.unfolded_step import Step, describe_in
+from vramplan.analytic.unfolded_step import Placed, Step, describe_in
 from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
-from vramplan.units import ceil_div
+from vramplan.units import DTYPE_BYTES, ceil_div
 
 DECODED = 256
 """Forwards of one token that are simulated; of more, each stands for several."""
@@ -97,8 +98,10 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     if job.shards_weights:
         yield _synchronised(step)
     if vllm.sleeps(job):  # what it took goes back to the driver when it sleeps
-        kinds = [vllm.woken(job, step.card, shared_weight_bytes(step)), EMPTY_CACHE]
-        yield RolloutPhase("generation", kinds, array("i", [0, 1]), array("i", [0, ~0, 1, ~1]))
+        kinds = [*vllm_awake(step), EMPTY_CACHE]
+        last = len(kinds) - 1
+        taken = [*range(last), *(~number for number in range(last)), last, ~last]
+        yield RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", taken))
 
 
 def _synchronised(step: Step) -> RolloutPhase:
@@ -109,8 +112,7 @@ def _synchronised(step: Step) -> RolloutPhase:
     job = step.job
     kinds, events = [], []
     if vllm.sleeps(job):
-        own = ceil_div(_weight_bytes(step), job.vllm_tensor_parallel)
-        kinds, events = [Storage(own, "vllm", "vLLM's weights awake", in_kernel=True)], [0, ~0]
+        kinds, events = [vllm.weights(job, vllm_weight_bytes(job, step.placed))], [0, ~0]
     phase = RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", events))
     return _gathered(step, phase, whole=job.method != "full")
 
@@ -120,12 +122,27 @@ def _weight_bytes(step: Step) -> int:
     return sum(storage.num_bytes for one in step.placed for storage in one.storages())
 
 
-def shared_weight_bytes(step: Step) -> int:
-    """Bytes of the weights that are vLLM's and the trained model's at once: all but adapters, if it shares them."""
-    if step.job.vllm_weights == "own":
-        return 0
-    own = [one for one in step.placed if not one.parameter.is_adapter]
-    return sum(storage.num_bytes for one in own for storage in one.storages())
+def vllm_held(step: Step) -> list[Storage]:
+    """What vLLM on the same GPUs holds all the time."""
+    return [vllm.asleep()] if vllm.sleeps(step.job) else vllm_awake(step)
+
+
+def vllm_awake(step: Step) -> list[Storage]:
+    """What it takes while it is awake; see :func:`vramplan.memory.vllm.awake`."""
+    job = step.job
+    return vllm.awake(job, step.card, vllm_weight_bytes(job, step.placed), job.vllm_weights == "shared")
+
+
+def vllm_weight_bytes(job: Job, placed: Iterable[Placed]) -> int:
+    """Bytes of vLLM's weights on each of its GPUs.
+
+    vLLM loads fp32 files in half precision (vllm/config/model.py: _get_and_verify_dtype), and QLoRA's base in four bits
+    (trl/generation/vllm_generation.py: _init_vllm).
+    """
+    own = [one for one in placed if not one.parameter.is_adapter]
+    packed = sum(storage.num_bytes for one in own if one.parameter.stored for storage in one.storages())
+    half = sum(prod(one.parameter.shape) for one in own if not one.parameter.stored) * DTYPE_BYTES["bf16"]
+    return ceil_div(packed + half, job.vllm_tensor_parallel)
 
 
 def _by_transformers(step: Step) -> RolloutPhase:

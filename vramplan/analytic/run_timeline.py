@@ -13,7 +13,7 @@ from vramplan.analytic.rollout_phases import (
     Generated,
     generates_each_micro_step,
     rollout_phases,
-    shared_weight_bytes,
+    vllm_held,
 )
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
@@ -163,7 +163,8 @@ class SimulatedRun:
             reference.load()
         share.prepare()
         if vllm.is_colocated(self.step.job):
-            record.allocate(vllm.held(self.step.job, self.step.card, shared_weight_bytes(self.step)))
+            for storage in vllm_held(self.step):
+                record.allocate(storage)
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))

@@ -28,6 +28,8 @@ FLAGS = {
     "num_generations": "--num-generations",
     "generate_with": "--generate-with",
     "vllm_share": "--vllm-share",
+    "vllm_max_length": "--vllm-max-len",
+    "vllm_tensor_parallel": "--vllm-tensor-parallel",
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
     "batches": "--batches",

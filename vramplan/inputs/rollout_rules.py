@@ -5,7 +5,9 @@ from __future__ import annotations
 from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length")
+OF_VLLM = ("vllm_share", "vllm_max_length", "vllm_tensor_parallel")
+"""Settings of vLLM on the GPUs that train."""
+ALONE = ("num_generations", "steps_per_generation", "num_iterations", "generate_with", *OF_VLLM)
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {"grpo": ("standard", "chunked", "liger"), "rloo": ("standard", "chunked")}
 
@@ -25,6 +27,14 @@ def _alone(name: str) -> Rule:
         lambda job: name in job.model_fields_set and not generates(job) and getattr(job, name) != _default(name),
         IMPOSSIBLE,
         f"{{{name}}} has no meaning without {{task=grpo}} or rloo",
+    )
+
+
+def _of_vllm(name: str) -> Rule:
+    return Rule(
+        lambda job: generates(job) and getattr(job, name) != _default(name) and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        f"{{{name}}} has no meaning with {{generate_with}}; give {{generate_with=vllm}} or vllm_sleep",
     )
 
 
@@ -106,11 +116,7 @@ ROLLOUT_RULES = (
         UNSUPPORTED,
         "samples of several lengths with {task} are not modelled; give {sequence_length} of the longest",
     ),
-    Rule(
-        lambda job: generates(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
-        IMPOSSIBLE,
-        "{vllm_share} has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
-    ),
+    *map(_of_vllm, OF_VLLM),
     Rule(
         lambda job: uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length,
         IMPOSSIBLE,

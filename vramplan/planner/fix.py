@@ -251,7 +251,7 @@ class _Candidates:
     def _levers(self, base: Verdict) -> tuple[list[Lever], list[Lever]]:
         """(changes that keep the result, changes that do not) for which the framework has settings."""
         job, levers = base.estimate.job, _smaller_batches(base)
-        for lever in memory_levers(self.given["model"], job, self.gpu, base.estimate.capacity_bytes):
+        for lever in memory_levers(self.given["model"], job, self.gpu, base.estimate.device_total_bytes):
             if lever.card is not None or lever.update in NEVER:
                 continue
             shortest = lever.update.get("sequence_length")

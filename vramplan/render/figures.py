@@ -26,7 +26,8 @@ CATEGORIES = {
     "logits": ("logits", "yellow"),
     "temporary": ("temporaries", "bright_black"),
     "communication": ("communication", "bright_blue"),
-    "vllm": ("vLLM", "bright_magenta"),
+    "vllm_weights": ("vLLM's weights", "bright_red"),
+    "vllm": ("vLLM's cache, graphs", "bright_magenta"),
     "context": ("CUDA context, NCCL", "red"),
     "reserved_unused": ("cached by PyTorch", "white"),
 }

@@ -110,7 +110,11 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
         sleeps = config.integer("sleep_level", default=0, least=0) > 0
         apart = config.lowercase("vllm_mode", default="colocate") == "server"
         fields["generate_with"] = "vllm_server" if apart else "vllm_sleep" if sleeps else "vllm"
-        fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
+        if not apart:
+            fields["vllm_share"] = config.number("vllm_gpu_memory_utilization", default=0.9)
+            fields["vllm_tensor_parallel"] = config.integer("vllm_tensor_parallel_size", default=1)
+            if config.has("vllm_max_model_len") and not config.is_null("vllm_max_model_len"):
+                fields["vllm_max_length"] = config.integer("vllm_max_model_len", default=1)
     return fields
 
 

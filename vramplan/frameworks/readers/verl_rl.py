@@ -22,6 +22,7 @@ from vramplan.units import ceil_div, round_up
 PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
 ACTOR, MODEL, ROLLOUT = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout"))
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
+TENSOR_PARALLEL = f"{ROLLOUT}tensor_model_parallel_size"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
 REWARD_MODELS = ("reward.reward_model", "reward_model")
 """Sections of a reward model (trainer/config/reward/reward.yaml), now and before."""
@@ -82,7 +83,7 @@ def nearest_job(config: ConfigReader) -> dict[str, Any]:
         "num_generations": compared,
         "num_gpus": gpus,
         "strategy": "fsdp" if gpus > 1 else "ddp",
-        **_engine(config),
+        **_engine(config, gpus),
     }
     if rank:
         job |= {"lora_rank": rank, "lora_dtype": dtype}
@@ -107,13 +108,29 @@ def _micro_batch(config: ConfigReader, length: int, gpus: int) -> int:
     return config.integer(MICRO_BATCH, default=1)
 
 
-def _engine(config: ConfigReader) -> dict[str, Any]:
-    """What generates: vLLM beside the training, asleep while it runs unless its cache is not to be freed."""
+def _engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """What generates: vLLM beside the training, asleep while it runs unless its cache is not to be freed.
+
+    Raises:
+        ConfigError: if its copies of the model do not divide the GPUs (workers/engine_workers.py: init_model).
+    """
     if not config.boolean(f"{SECTION}.hybrid_engine", default=True):
         return {"generate_with": "vllm_server"}
     frees = config.boolean(f"{ROLLOUT}free_cache_engine", default=True)
     share = config.number(f"{ROLLOUT}gpu_memory_utilization", default=0.5)
-    return {"generate_with": "vllm_sleep" if frees else "vllm", "vllm_share": share}
+    parallel = config.integer(TENSOR_PARALLEL, default=2)
+    if gpus % parallel:
+        given = config.place(TENSOR_PARALLEL) if config.has(TENSOR_PARALLEL) else TENSOR_PARALLEL
+        raise ConfigError(f"{given}: {parallel} GPUs for each vLLM do not divide {gpus}: verl stops at that")
+    engine: dict[str, Any] = {
+        "generate_with": "vllm_sleep" if frees else "vllm",
+        "vllm_share": share,
+        "vllm_tensor_parallel": parallel,
+    }
+    longest = f"{ROLLOUT}max_model_len"
+    if config.has(longest) and not config.is_null(longest):
+        engine["vllm_max_length"] = config.integer(longest, default=1)
+    return engine
 
 
 def _named(config: ConfigReader) -> Iterator[str]:
