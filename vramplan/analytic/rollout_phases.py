@@ -24,7 +24,7 @@ from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
-from vramplan.units import DTYPE_BYTES, ceil_div
+from vramplan.units import DTYPE_BYTES, MiB, ceil_div
 
 DECODED = 256
 """Forwards of one token that are simulated; of more, each stands for several."""
@@ -39,6 +39,8 @@ class RolloutPhase(NamedTuple):
     """The number of each storage's kind."""
     events: array[int]
     """Numbers of the phase's own storages."""
+    needs: tuple[str, ...] = ("weights",)
+    """What of the model is on the GPU meanwhile, of what may wait in host memory."""
 
     def record(self, record: Recorder, known: dict[int, int]) -> None:
         """Add the events to a run; `known` has the first kind of each phase that was added before."""
@@ -82,7 +84,7 @@ def is_scored(job: Job) -> bool:
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    return job.task == "rloo" or job.reference not in (None, "none") or corrected or not aligned
+    return job.task == "rloo" or job.runs_verl or job.reference not in (None, "none") or corrected or not aligned
 
 
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
@@ -95,13 +97,15 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
         return
     if vllm.sleeps(job):  # sync_weights empties the cache before vLLM wakes
         yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
-    if job.shards_weights:
+    if job.runs_verl:
+        yield _sent_by_verl(step)
+    elif job.shards_weights:
         yield _synchronised(step)
     if vllm.sleeps(job):  # what it took goes back to the driver when it sleeps
         kinds = [*vllm_awake(step), EMPTY_CACHE]
         last = len(kinds) - 1
         taken = [*range(last), *(~number for number in range(last)), last, ~last]
-        yield RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", taken))
+        yield RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", taken), needs=())
 
 
 def _synchronised(step: Step) -> RolloutPhase:
@@ -115,6 +119,37 @@ def _synchronised(step: Step) -> RolloutPhase:
         kinds, events = [vllm.weights(job, vllm_weight_bytes(job, step.placed))], [0, ~0]
     phase = RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", events))
     return _gathered(step, phase, whole=job.method != "full")
+
+
+def _sent_by_verl(step: Step) -> RolloutPhase:
+    """The weights on their way to vLLM, gathered in their stored dtype (verl 0.9.1).
+
+    Of all weights a sharded state dict, which copies the own parts (torch 2.13, distributed/fsdp/_shard_utils.py:
+    _create_chunk_dtensor), then one whole weight at a time beside the bucket; of adapters what is gathered to take them
+    out (workers/engine/fsdp/transformer_impl.py: get_per_tensor_param; utils/fsdp_utils.py: collect_lora_params).
+    """
+    job = step.job
+    factor = DTYPE_BYTES[job.dtype] // DTYPE_BYTES[job.computed_dtype or job.dtype]
+    whole, layer = factor * _weight_bytes(step), factor * gathered_bytes(step)
+    bucket = Storage(job.verl.bucket_mib * MiB, "communication", "bucket of weights on their way to vLLM")
+    awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
+    if job.method == "full":
+        largest = max(prod(one.parameter.shape) for one in step.placed) * DTYPE_BYTES[job.dtype]
+        gathered = Storage(layer, "communication", "weights gathered for a state dict")
+        own = Storage(ceil_div(whole, job.num_gpus // job.fsdp.replicas), "communication", "state dict: own parts")
+        one = Storage(largest, "communication", "a whole weight on its way to vLLM")
+        kinds, events = [gathered, own, one, bucket], [0, 1, ~0, 2, 3, ~2, ~3, ~1]
+    else:
+        size = layer if job.verl.layered_summon else whole
+        kinds, events = (
+            [Storage(size, "communication", "weights gathered to take adapters out"), bucket],
+            [0, ~0, 1, ~1],
+        )
+    number = len(kinds)
+    events = [number, *events, ~number] if awake else events
+    kinds = [*kinds, *awake, EMPTY_CACHE]
+    last = len(kinds) - 1
+    return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]))
 
 
 def _weight_bytes(step: Step) -> int:
@@ -186,15 +221,26 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
     if not is_scored(step.job):
         return
-    record = simulate_scoring(step.setting)
+    setting = replace(step.setting, job=_scored(step.job))
+    record = simulate_scoring(setting)
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
     section_of = unfolded.section_of
     kinds = [
-        describe_in(step.setting, record, section_of, number, info.on(step.card))
+        describe_in(setting, record, section_of, number, info.on(step.card))
         for number, info in enumerate(record.storages)
     ]
     yield _gathered(step, RolloutPhase("scoring", kinds, unfolded.source, unfolded.events), whole=False)
+
+
+def _scored(job: Job) -> Job:
+    """The job with the batch that is scored at a time: verl has one of its own."""
+    tokens = job.verl.scored_tokens
+    if tokens is None:
+        return job
+    if job.batches == "packed":
+        return job.model_copy(update={"sequence_length": tokens})
+    return job.model_copy(update={"micro_batch_size": tokens // job.sequence_length})
 
 
 def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:

@@ -34,6 +34,10 @@ LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
 
 
+ALL_PARTS = ("weights", "optimizer")
+"""What of a model may wait in host memory."""
+
+
 class Layout(NamedTuple):
     """The timeline of one GPU, whatever the sizes of the simulated step's storages."""
 
@@ -183,7 +187,10 @@ class SimulatedRun:
             for number, (_, sections) in enumerate(micro_steps):
                 if number == 0 or again:
                     for one in rollouts:
+                        record.enter(one.name)
+                        share.hold(one.needs)
                         one.record(record, known)
+                    share.hold(ALL_PARTS)
                 if number == 0:
                     offset = record.splice(kind_of)
                     share.sent = Sent()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
 from vramplan.inputs.usual_names import VALUES
+from vramplan.inputs.verl import Verl
 
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
@@ -75,7 +76,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own",
+    "vllm_max_length": None, "vllm_weights": "own", "verl": Verl(),
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
@@ -157,6 +158,9 @@ class Fsdp(Record):
     accelerate sets it."""
     replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
+    sync_each_batch: bool = False
+    """Version 1: whether gradients are reduced after every micro-batch, not whole until the last (accelerate's
+    ``sync_each_batch``; verl but for 0.9.0)."""
 
 
 DEEPSPEED_SIZES = {
@@ -372,7 +376,8 @@ class Job(Record):
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
     for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
     logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
-    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite;
+    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite
+    (with `task` grpo: its actor, its scoring and its vLLM);
     kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch.
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
@@ -405,6 +410,8 @@ class Job(Record):
     """Settings of `strategy` zero1 to zero3."""
     fsdp: Fsdp = Fsdp()
     """Settings of `strategy` fsdp."""
+    verl: Verl = Verl()
+    """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs)."""
     expandable_segments: bool = False
     """Whether :data:`EXPANDABLE_SEGMENTS` is set."""
 
@@ -424,9 +431,17 @@ class Job(Record):
         }
 
     @property
+    def runs_verl(self) -> bool:
+        """Whether verl's reinforcement training runs the job, not TRL's trainer."""
+        return self.task == "grpo" and self.loss == "log_probs"
+
+    @property
     def loads_reference(self) -> bool:
-        """Whether a second model is on the GPU, which gives the log-probabilities of the reference."""
-        return self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model"
+        """Whether a second model is on the GPU, which gives the log-probabilities of the reference.
+
+        Under verl it is in host memory (workers/engine/fsdp/transformer_impl.py: _build_fsdp_module).
+        """
+        return self.task in ("dpo", "kto", *ROLLOUTS) and self.reference_source == "model" and not self.runs_verl
 
     @property
     def reference_source(self) -> Reference:

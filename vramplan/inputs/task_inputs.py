@@ -9,6 +9,8 @@ from vramplan.inputs.task_rules import CONCATENATED
 
 def task_inputs(job: Job) -> list[Input]:
     """The tensors of one sample."""
+    if job.runs_verl:
+        return _of_verl(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task in ("orpo", "cpo", "simpo"):
@@ -16,6 +18,14 @@ def task_inputs(job: Job) -> list[Input]:
     if job.loss in CONCATENATED:
         return _prompt_and_answers(job)
     return {"kto": _kto, "reward": _texts}.get(job.task or "", _pair)(job)
+
+
+def _of_verl(job: Job) -> list[Input]:
+    """Tokens of a micro-batch without padding, and what is known of each (verl 0.9.1, workers/engine_workers.py)."""
+    names = ("input_ids", "position_ids", "prompts and responses", "loss_mask", "response_mask")
+    numbers = ("old_log_probs", "advantages")
+    whole = [Input(name, (job.sequence_length,)) for name in names]
+    return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]
 
 
 def _pair(job: Job) -> list[Input]:

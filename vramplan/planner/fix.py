@@ -360,7 +360,8 @@ def _smaller_batches(base: Verdict) -> list[Lever]:
     job, eval_size = base.estimate.job, base.reading.eval_batch_size
     per_gpu = job.global_batch_size // job.data_parallel
     smaller = [micro for micro in reversed(divisors(per_gpu)) if micro < job.micro_batch_size]
-    if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients stay while it accumulates
+    keeps = job.strategy == "fsdp" and not job.fsdp.sync_each_batch  # whole gradients while it accumulates
+    if keeps and job.gradient_accumulation_steps > 1:
         smaller = [per_gpu]
     batches = [{"micro_batch_size": micro, "gradient_accumulation_steps": per_gpu // micro} for micro in smaller]
     levers = _ladder(batches, SAME)

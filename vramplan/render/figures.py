@@ -150,6 +150,8 @@ def trainer(job: Job) -> str:
     if job.task not in TRL_TASKS:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
+    if job.runs_verl:
+        return f"{name} of verl, {ENGINES[job.generate_with]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}"
     since = {

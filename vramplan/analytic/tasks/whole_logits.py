@@ -16,14 +16,14 @@ def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: i
     `kept` is ``logits_to_keep``: only the last so many tokens of each row have logits.
     In ms-swift a row on its own is given a mask instead (4.6, trainers/mixin.py: prepare_logits_to_keep).
     """
-    return _converted(_own_logits(net, setting, phase, batch, kept), setting)
+    return _converted(own_logits(net, setting, phase, batch, kept), setting)
 
 
 def _converted(logits: Tensor, setting: StepSpec) -> Tensor:
     return ops.to(logits, "fp32", "logits converted to fp32 (accelerate)") if setting.job.casts else logits
 
 
-def _own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
+def own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
     """The logits in the dtype of the head."""
     job, config = setting.job, setting.config
     with net.tape.autocasting(job.autocast if job.casts else None):
@@ -51,7 +51,7 @@ def _of_answers(hidden: Tensor, kept: int) -> Tensor:
 def logits_and_states(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, list[Tensor]]:
     """The same with ``output_hidden_states=True``; the states that accelerate converts are one tensor here."""
     net.states = []
-    own = _own_logits(net, setting, phase, batch)
+    own = own_logits(net, setting, phase, batch)
     states, net.states = net.states, None
     logits = _converted(own, setting)
     if setting.job.casts and states[0].dtype != "fp32":
