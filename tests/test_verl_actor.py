@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 from typing import Any
 
@@ -68,6 +69,27 @@ def test_logits_that_are_divided_in_place_are_there_four_times() -> None:
     logits = 16 * 1024 * 151_936 * 2
     assert in_place - copied == pytest.approx(2 * logits, rel=0.01)
     assert whole < copied < in_place
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiled_code_of_entropies_holds_no_logits() -> None:
+    """Of ``entropy_from_logits`` Inductor makes a kernel that writes one number for each row (use_torch_compile)."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tests.inductor_code import code_of, h100
+
+    def entropies(logits: Any) -> list[Any]:
+        shares = torch.softmax(logits, dim=-1)
+        return [torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)]
+
+    with FakeTensorMode():
+        logits = torch.empty(4096, 151_936, dtype=torch.bfloat16)
+    with h100():
+        code = code_of(entropies, [logits])
+    assert set(re.findall(r"empty_strided_cuda\(\(([^)]*)\)", code)) == {"4096, "}
 
 
 def test_gradients_that_are_reduced_each_time_are_not_kept_whole() -> None:

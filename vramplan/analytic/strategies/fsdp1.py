@@ -218,9 +218,13 @@ class Fsdp1(Sharded):
             self.send("reduce_scatter", (unit.to_reduce if cast else unit.flat).num_bytes, hidden=True)
             if self.job.fsdp.replicas > 1:
                 self.send("all_reduce", unit.reduced.num_bytes, hidden=True, between_replicas=True)
-            if unit in self.own:  # _runtime_utils.py: _accumulate_sharded_grad
-                record.free(record.allocate(unit.reduced))
-            elif unit.gradient.num_bytes == unit.reduced.num_bytes:
+            same = unit.gradient.num_bytes == unit.reduced.num_bytes
+            if (
+                unit in self.own
+            ):  # cast to the dtype of the first, and added (_runtime_utils.py: _accumulate_sharded_grad)
+                passing = (unit.reduced,) if same else (unit.reduced, unit.gradient)
+                record.free_all([record.allocate(one) for one in passing])
+            elif same:
                 self.keep(unit.reduced)
             else:
                 reduced = record.allocate(unit.reduced)
