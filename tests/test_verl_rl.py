@@ -273,6 +273,16 @@ def test_the_verdict_is_the_estimate_of_the_same_settings(tmp_path: Path) -> Non
     assert verdict.fits
 
 
+def test_host_memory_makes_room_for_vllm(tmp_path: Path) -> None:
+    """Adam's states of 3 B weights in fp32 on two GPUs, beside four fifths of each."""
+    script = tmp_path / "grpo.sh"
+    few = ("trainer.n_gpus_per_node=2", f"{ROLLOUT}.gpu_memory_utilization=0.75", f"{MODEL}.path=Qwen/Qwen2.5-3B")
+    script.write_text(line(*BATCH, *few), encoding="utf-8")
+    assert not check(script, "h100").fits
+    advice = {name for effect in check(script, "h100").advice for name in effect.settings}
+    assert f"{ACTOR}.fsdp_config.optimizer_offload=True" in advice
+
+
 def test_a_share_that_is_too_large_is_changed(tmp_path: Path) -> None:
     script = tmp_path / "grpo.sh"
     script.write_text(line(*BATCH, f"{ROLLOUT}.gpu_memory_utilization=0.97"), encoding="utf-8")

@@ -30,3 +30,13 @@ class Verl(Record):
         """What of a model waits in host memory while it is not needed."""
         waits = {"weights": self.param_offload, "optimizer": self.optimizer_offload}
         return tuple(name for name, does in waits.items() if does)
+
+    def offloads(self) -> dict[str, Verl]:
+        """More that could wait in host memory, the least first: its names, and the settings with it."""
+        found = {}
+        if not self.optimizer_offload:
+            found["optimizer_offload"] = self.model_copy(update={"optimizer_offload": True})
+        if not self.param_offload:
+            both = {"optimizer_offload": True, "param_offload": True}
+            found["optimizer_offload param_offload"] = self.model_copy(update=both)
+        return found

@@ -48,7 +48,7 @@ class Lever:
         if "strategy" in self.update:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
-        same = {"checkpointing", "loss", "attention", "offload", "vllm_share", *batch}
+        same = {"checkpointing", "loss", "attention", "offload", "vllm_share", "verl", *batch}
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
 
@@ -209,6 +209,8 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "time",
             generate_with="vllm_sleep",
         )
+    for change, verl in job.verl.offloads().items() if job.runs_verl else ():
+        lever(change, "it waits in host memory while vLLM generates", "time, host RAM", verl=verl)
     shares = _smaller_shares(spec, job, gpu, need_bytes)
     if shares:
         *milder, share = ({"vllm_share": share} for share in shares)

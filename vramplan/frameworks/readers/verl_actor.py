@@ -32,6 +32,7 @@ from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import EXPANDABLE_SEGMENTS, FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
+from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div, divisors
 
 PACKAGE, FIRST, NEWEST = "verl", "0.4", "0.9.1"
@@ -121,7 +122,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         f"{version} ({where})",
         _model(config),
         job,
-        _names(config, batch),
+        _names(config, batch) | {"verl": _offloads(job["verl"])},
         config.notes,
         task="GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",
@@ -313,6 +314,14 @@ def _names(config: ConfigReader, batch: dict[str, Any]) -> dict[str, KeyNames]:
     whole = config.integer(MINI_BATCH, default=256)
     steps = dict.fromkeys(divisors(samples), f"{MINI_BATCH} {whole}")
     return names | {"micro_batch_size": MICRO_BATCH, "gradient_accumulation_steps": steps}
+
+
+def _offloads(verl: dict[str, Any]) -> dict[Verl, str]:
+    """What waits in host memory, by the keys."""
+    return {
+        settings: "; ".join(f"{FSDP}{name} True" for name in names.split())
+        for names, settings in Verl(**verl).offloads().items()
+    }
 
 
 def _model(config: ConfigReader) -> str:
