@@ -17,6 +17,7 @@ from vramplan.analytic.vllm_share import least_bytes
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
+from vramplan.memory.estimate import Estimate
 from vramplan.memory.vllm import ASLEEP_BYTES, requested_bytes
 
 RECORDED = recorded()
@@ -29,6 +30,11 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak."""
     peaks = estimated_peaks(row, GPU)
     return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
+
+
+def held(found: Estimate) -> int:
+    """Bytes that vLLM holds at the peak."""
+    return found.by_category().get("vllm", 0) + found.by_category().get("vllm_weights", 0)
 
 
 def searched() -> dict[str, Any]:
@@ -58,7 +64,23 @@ def test_vllm_takes_its_share_all_the_time() -> None:
     beside = estimate(MODEL, "rtx4090", generate_with="vllm", vllm_share=0.4, **SETTINGS)
     asked = requested_bytes(beside.job, find_gpu("rtx4090"))
     assert beside.device_total_bytes - alone.device_total_bytes == pytest.approx(asked, rel=0.001)
-    assert beside.by_category()["vllm"] == pytest.approx(asked, rel=0.001)
+    held = beside.by_category()
+    assert held["vllm_weights"] == pytest.approx(494_032_768 * 2, rel=0.001)  # of Qwen/Qwen2.5-0.5B, in bf16
+    assert held["vllm"] == pytest.approx(asked - held["vllm_weights"], rel=0.001)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm_sleep"])
+def test_a_smaller_share_is_proposed(engine: str) -> None:
+    """The largest in hundredths with which the job fits, and no smaller one."""
+    job = {**searched(), "generate_with": engine, "vllm_max_length": 1024}
+    found = suggest(MODEL, "rtx3060-12gb", 8, vllm_share=0.95, **job)
+    assert not found.plans
+    effect = next(effect for effect in found.advice if "vllm_share" in effect.update)
+    share = effect.update["vllm_share"]
+    assert effect.fits
+    assert effect.change == f"--vllm-share {share:g}"
+    assert suggest(MODEL, "rtx3060-12gb", 8, vllm_share=share, **job).plans
+    assert not suggest(MODEL, "rtx3060-12gb", 8, vllm_share=round(share + 0.02, 2), **job).plans
 
 
 def test_vllm_asleep_leaves_its_share_to_training() -> None:
@@ -81,7 +103,7 @@ def test_weights_that_vllm_shares_are_counted_once() -> None:
             estimate(MODEL, "rtx4090", generate_with=engine, vllm_weights=one, **lora) for one in ("own", "shared")
         )
         weights = 494_032_768 * 2  # of Qwen/Qwen2.5-0.5B, in bf16
-        held_own, held_shared = (one.by_category().get("vllm", 0) for one in (own, shared))
+        held_own, held_shared = (held(one) for one in (own, shared))
         assert shared.by_category()["parameter"] == own.by_category()["parameter"] >= weights
         assert held_own - held_shared == pytest.approx(weights, rel=0.001)
         assert own.peak_phase == shared.peak_phase == ("backward" if engine == "vllm" else "generation")

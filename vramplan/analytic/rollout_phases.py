@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic import ppo_phases
@@ -22,14 +23,14 @@ from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.analytic.vllm_rollout import VllmRollout, weight_bytes
+from vramplan.analytic.vllm_rollout import VllmRollout, vllm_awake, vllm_weight_bytes, weight_bytes
 from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
 from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Storage, rounded_bytes
-from vramplan.units import ceil_div
+from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
+from vramplan.units import DTYPE_BYTES, MiB, ceil_div
 
 DECODED, WHOLE = 256, 32
 """Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
@@ -44,6 +45,8 @@ class RolloutPhase(NamedTuple):
     """The number of each storage's kind."""
     events: array[int]
     """Numbers of the phase's own storages."""
+    needs: tuple[str, ...] = ("weights",)
+    """What of the model is on the GPU meanwhile, of what may wait in host memory."""
 
     def record(self, record: Recorder, known: dict[int, int]) -> None:
         """Add the events to a run; `known` has the first kind of each phase that was added before."""
@@ -97,7 +100,7 @@ def is_scored(job: Job) -> bool:
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    always = job.task == "rloo" or job.loss in OF_SWIFT
+    always = job.task == "rloo" or job.runs_verl or job.loss in OF_SWIFT
     return always or job.reference not in (None, "none") or corrected or not aligned
 
 
@@ -109,8 +112,53 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
             made = _by_transformers(step, step.setting, job.micro_batch_size * steps_per_generation(job))
             generated[key] = _gathered(step, made, whole=True)
         yield generated[key]
+    elif job.runs_verl:
+        yield from _verl_generation(step)
     elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
         yield VllmRollout(step)
+
+
+def _verl_generation(step: Step) -> Iterator[RolloutPhase]:
+    """A generation by verl's vLLM: what it took goes back to the driver when it sleeps."""
+    if vllm.sleeps(step.job):
+        yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
+    yield _sent_by_verl(step)
+    if vllm.sleeps(step.job):
+        kinds = [*vllm_awake(step), EMPTY_CACHE]
+        last = len(kinds) - 1
+        taken = [*range(last), *(~number for number in range(last)), last, ~last]
+        yield RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", taken), needs=())
+
+
+def _sent_by_verl(step: Step) -> RolloutPhase:
+    """The weights on their way to vLLM, gathered in their stored dtype (verl 0.9.1).
+
+    Of all weights a sharded state dict, which copies the own parts (torch 2.13, distributed/fsdp/_shard_utils.py:
+    _create_chunk_dtensor), then one whole weight at a time beside the bucket; of adapters what is gathered to take them
+    out (workers/engine/fsdp/transformer_impl.py: get_per_tensor_param; utils/fsdp_utils.py: collect_lora_params).
+    """
+    job = step.job
+    factor = DTYPE_BYTES[job.dtype] // DTYPE_BYTES[job.computed_dtype or job.dtype]
+    whole, layer = factor * weight_bytes(step), factor * gathered_bytes(step)
+    bucket = Storage(job.verl.bucket_mib * MiB, "communication", "bucket of weights on their way to vLLM")
+    awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
+    if job.method == "full":
+        largest = max(prod(one.parameter.shape) for one in step.placed) * DTYPE_BYTES[job.dtype]
+        gathered = Storage(layer, "communication", "weights gathered for a state dict")
+        own = Storage(ceil_div(whole, job.num_gpus // job.fsdp.replicas), "communication", "state dict: own parts")
+        one = Storage(largest, "communication", "a whole weight on its way to vLLM")
+        kinds, events = [gathered, own, one, bucket], [0, 1, ~0, 2, 3, ~2, ~3, ~1]
+    else:
+        size = layer if job.verl.layered_summon else whole
+        kinds, events = (
+            [Storage(size, "communication", "weights gathered to take adapters out"), bucket],
+            [0, ~0, 1, ~1],
+        )
+    number = len(kinds)
+    events = [number, *events, ~number] if awake else events
+    kinds = [*kinds, *awake, EMPTY_CACHE]
+    last = len(kinds) - 1
+    return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]))
 
 
 GENERATORS = {"student": ("student",), "teacher": ("teacher",), "both": ("student", "teacher")}
@@ -174,7 +222,8 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
     if not is_scored(step.job):
         return
-    yield _gathered(step, _recorded(step, "scoring", simulate_scoring(step.setting)), whole=False)
+    setting = replace(step.setting, job=_scored(step.job))
+    yield _gathered(step, _recorded(step, "scoring", simulate_scoring(setting), setting), whole=False)
 
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
@@ -182,17 +231,17 @@ def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     if step.job.reward_model is not None:
         yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
-        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting))
-    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting))
+        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
+    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
 
 
-def _recorded(step: Step, name: str, record: StepRecord) -> RolloutPhase:
-    """The events of a simulated forward, of all layers."""
+def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
+    """The events of a simulated forward of a setting, of all layers."""
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
     section_of = unfolded.section_of
     kinds = [
-        describe_in(step.setting, record, section_of, number, info.on(step.card))
+        describe_in(setting, record, section_of, number, info.on(step.card))
         for number, info in enumerate(record.storages)
     ]
     return RolloutPhase(name, kinds, unfolded.source, unfolded.events)
@@ -208,6 +257,16 @@ def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     if key not in generated:
         generated[key] = RolloutPhase("reward", *scored(job, step.card, rows))
     yield generated[key]
+
+
+def _scored(job: Job) -> Job:
+    """The job with the batch that is scored at a time: verl has one of its own."""
+    tokens = job.verl.scored_tokens
+    if tokens is None:
+        return job
+    if job.batches == "packed":
+        return job.model_copy(update={"sequence_length": tokens})
+    return job.model_copy(update={"micro_batch_size": tokens // job.sequence_length})
 
 
 def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:

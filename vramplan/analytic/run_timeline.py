@@ -19,7 +19,7 @@ from vramplan.analytic.rollout_phases import (
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
-from vramplan.analytic.vllm_rollout import VllmRollout, shared_weight_bytes
+from vramplan.analytic.vllm_rollout import VllmRollout, vllm_held
 from vramplan.memory import passes, vllm
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -34,6 +34,10 @@ STEPS = 3
 one all begins as it ended, so what memory the allocator has no use for has settled."""
 LATER = Storage(0, "temporary", "a storage of the simulated step")
 """Stands for each storage of the simulated step, which is described when it is looked at: most never are."""
+
+
+ALL_PARTS = ("weights", "optimizer")
+"""What of a model may wait in host memory."""
 
 
 class Layout(NamedTuple):
@@ -169,7 +173,8 @@ class SimulatedRun:
         if self.step.job.reward_model is not None:
             record.allocate_all(reward_weights(self.step.job, self.step.card))
         if vllm.is_colocated(self.step.job):
-            record.allocate(vllm.held(self.step.job, self.step.card, shared_weight_bytes(self.step)))
+            for storage in vllm_held(self.step):
+                record.allocate(storage)
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([EMPTY_CACHE if one.category == EMPTIES_CACHE else LATER for one in simulated])
@@ -188,7 +193,10 @@ class SimulatedRun:
             for number, (_, sections) in enumerate(micro_steps):
                 if number == 0 or again:
                     for one in rollouts:
+                        record.enter(one.name)
+                        share.hold(one.needs)
                         one.record(record, known)
+                    share.hold(ALL_PARTS)
                 if number == 0:
                     offset = record.splice(kind_of)
                     share.sent = Sent()

@@ -103,9 +103,9 @@ class StepSpec:
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
-            # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF asks for it always
+            # modeling_utils.py: activation_checkpointing_enable; torchtune does without, OpenRLHF and verl always ask
             input_needs_grad=(job.checkpointing == "full" and job.loss not in ("scaled_log_softmax", "sections"))
-            or (lora and job.loss == "kept_log_probs"),
+            or (lora and job.loss in ("kept_log_probs", "log_probs")),
         )
 
 

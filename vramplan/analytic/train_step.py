@@ -12,7 +12,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
-from vramplan.analytic.tasks import compute_loss_of, forward_of, grpo
+from vramplan.analytic.tasks import compute_loss_of, forward_of, score_of
 from vramplan.inputs.job import Job
 from vramplan.inputs.task_rules import drops_nothing
 
@@ -129,7 +129,7 @@ def simulate_scoring(setting: StepSpec) -> StepRecord:
     tape, job = net.tape, setting.job
     with tape.no_grad():
         batch = make_batch(tape, setting, "scoring", job.micro_batch_size)
-        scores = grpo.score(net, setting, "scoring", batch)
+        scores = score_of(job)(net, setting, "scoring", batch)
     tape.enter("end", None)
     del scores, batch
     return record_of(tape)

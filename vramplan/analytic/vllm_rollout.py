@@ -8,14 +8,17 @@ cache wakes when the model has moved.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 from vramplan.analytic.strategies import gathered_bytes
-from vramplan.analytic.unfolded_step import Step
+from vramplan.analytic.unfolded_step import Placed, Step
+from vramplan.inputs.job import Job
 from vramplan.memory import vllm
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
-from vramplan.units import ceil_div
+from vramplan.units import DTYPE_BYTES, ceil_div
 
 FLAT = ("flat weights that train", "own part of the weights that train")
 """Buffers of DeepSpeed that stay: the parameters are views of them, and only the parameters move."""
@@ -28,35 +31,50 @@ def weight_bytes(step: Step) -> int:
     return sum(storage.num_bytes for one in step.placed for storage in one.storages())
 
 
-def shared_weight_bytes(step: Step) -> int:
-    """Bytes of the weights that are vLLM's and the trained model's at once: all but adapters, if it shares them."""
-    if step.job.vllm_weights == "own":
-        return 0
-    own = [one for one in step.placed if not one.parameter.is_adapter]
-    return sum(storage.num_bytes for one in own for storage in one.storages())
+def vllm_held(step: Step) -> list[Storage]:
+    """What vLLM on the same GPUs holds all the time."""
+    return [vllm.asleep()] if vllm.sleeps(step.job) else vllm_awake(step)
+
+
+def vllm_awake(step: Step) -> list[Storage]:
+    """What it takes while it is awake; see :func:`vramplan.memory.vllm.awake`."""
+    job = step.job
+    return vllm.awake(job, step.card, vllm_weight_bytes(job, step.placed), job.vllm_weights == "shared")
+
+
+def vllm_weight_bytes(job: Job, placed: Iterable[Placed]) -> int:
+    """Bytes of vLLM's weights on each of its GPUs.
+
+    vLLM loads fp32 files in half precision (vllm/config/model.py: _get_and_verify_dtype), and QLoRA's base in four bits
+    (trl/generation/vllm_generation.py: _init_vllm).
+    """
+    own = [one for one in placed if not one.parameter.is_adapter]
+    packed = sum(storage.num_bytes for one in own if one.parameter.stored for storage in one.storages())
+    half = sum(prod(one.parameter.shape) for one in own if not one.parameter.stored) * DTYPE_BYTES["bf16"]
+    return ceil_div(packed + half, job.vllm_tensor_parallel)
 
 
 class VllmRollout:
     """The events of a generation; copies that it leaves behind are freed by the optimizer step."""
 
+    name = "generation"
+    needs = ("weights",)
+    """What of the model is on the GPU meanwhile, of what may wait in host memory."""
+
     def __init__(self, step: Step) -> None:
         self.job = step.job
         self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
-        shared = shared_weight_bytes(step)
-        awake = vllm.woken(step.job, step.card, shared)
-        own = 0 if shared else min(awake.num_bytes, ceil_div(weight_bytes(step), step.job.vllm_tensor_parallel))
-        self.weights = Storage(own, "vllm", "vLLM's weights awake", in_kernel=True)
-        self.rest = replace(awake, num_bytes=awake.num_bytes - own)
+        *self.weights, self.rest = vllm_awake(step)
         self.copies: list[int] = []
         """Weights that came back beside DeepSpeed's buffers, of which the next optimizer step makes them views."""
 
     def record(self, record: Recorder, known: dict[int, int]) -> None:
         """Add the events to a run."""
-        record.enter("generation")
+        record.enter(self.name)
         woken = []
         if vllm.sleeps(self.job):
             record.empty_cache()
-            woken.append(record.allocate(self.weights))
+            woken += [record.allocate(one) for one in self.weights]
         if self.gathered.num_bytes:
             record.free(record.allocate(self.gathered))
         moved, kinds, copied = self._moved(record)

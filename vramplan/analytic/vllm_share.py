@@ -10,6 +10,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import record_of
 from vramplan.analytic.train_step import declare
 from vramplan.analytic.unfolded_step import Step
+from vramplan.analytic.vllm_rollout import vllm_weight_bytes
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import LANGUAGE_MODEL, Job
@@ -36,7 +37,7 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
     requested = requested_bytes(job, gpu)
     if requested >= weights + cache:
         return
-    least = ceil(100 * (weights + cache) / gpu.cuda_total_bytes) / 100
+    least = _hundredths(weights + cache, gpu) / 100
     more = f"give more than {setting('vllm_share', least)}" if least < 1 else ""
     shorter = f"{setting('vllm_max_length', job.sequence_length)}" if longest > job.sequence_length else ""
     elsewhere = f"use {setting('generate_with', 'vllm_server')}"
@@ -55,12 +56,22 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
     )
 
 
-def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
-    """Bytes of vLLM's weights, and of the keys and values of its longest text, on each of its GPUs; that text's tokens.
+def least_share(spec: ModelSpec, job: Job, gpu: Gpu) -> int:
+    """The smallest share of the GPU, in hundredths, that holds vLLM's weights and one text of full length; 100 if none.
 
-    vLLM loads fp32 files in half precision (vllm/config/model.py: _get_and_verify_dtype), and QLoRA's base in four bits
-    (trl/generation/vllm_generation.py: _init_vllm).
+    Raises:
+        VramplanError: for a job that cannot run or is not modelled.
     """
+    weights, cache, _ = least_bytes(spec, job, gpu)
+    return min(100, _hundredths(weights + cache, gpu))
+
+
+def _hundredths(num_bytes: int, gpu: Gpu) -> int:
+    return ceil(100 * num_bytes / gpu.cuda_total_bytes)
+
+
+def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
+    """Bytes of vLLM's weights, and of the keys and values of its longest text, on each of its GPUs; its tokens."""
     half = "fp16" if job.dtype == "fp16" else "bf16"
     changes = {
         **LANGUAGE_MODEL,
@@ -73,10 +84,9 @@ def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
     }
     setting_of, plan, _ = prepare(spec, job.model_copy(update={**changes, "optimizer": "sgd", "offload": "none"}), gpu)
     step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))
-    own = [storage.num_bytes for one in step.placed if not one.parameter.is_adapter for storage in one.storages()]
     positions = setting_of.architecture.shape(setting_of.config).positions
     longest = job.vllm_max_length or int(positions or job.sequence_length)
-    return ceil_div(sum(own), job.vllm_tensor_parallel), _cache_bytes(setting_of, job, longest), longest
+    return vllm_weight_bytes(job, step.placed), _cache_bytes(setting_of, job, longest), longest
 
 
 def _cache_bytes(setting_of: StepSpec, job: Job, longest: int) -> int:

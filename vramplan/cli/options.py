@@ -169,6 +169,13 @@ JOB_FLAGS = {
         complete=completion.model_names,
     ),
     "vllm_share": Flag(float, METHOD, "grpo: share of the GPU that vLLM takes, vllm_gpu_memory_utilization (0.3)."),
+    "vllm_max_len": Flag(
+        int,
+        METHOD,
+        "grpo: tokens of vLLM's longest text, max_model_len, which its share has to hold (the model's positions).",
+        "vllm_max_length",
+    ),
+    "vllm_tensor_parallel": Flag(int, METHOD, "grpo: GPUs that share one copy of the model in vLLM (1)."),
     "lengths": Flag(
         str,
         DATA,

@@ -32,6 +32,8 @@ FLAGS = {
     "generate_with": "--generate-with",
     "reward_model": "--reward-model",
     "vllm_share": "--vllm-share",
+    "vllm_max_length": "--vllm-max-len",
+    "vllm_tensor_parallel": "--vllm-tensor-parallel",
     "micro_batch_size": "--micro-batch",
     "gradient_accumulation_steps": "--accumulation",
     "batches": "--batches",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from vramplan.errors import ConfigError, nearest_names
 from vramplan.inputs.record import Record, Replaced, field
 from vramplan.inputs.usual_names import VALUES
+from vramplan.inputs.verl import Verl
 
 Method = Literal["full", "lora", "dora"]
 Quantize = Literal["none", "nf4", "int8"]
@@ -83,7 +84,7 @@ FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
-    "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none",
+    "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
     "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd", "generated_by": "student",
     "reward_model": None, "reward_dtype": None, "reward_adapters": False,
 }  # fmt: skip
@@ -167,6 +168,9 @@ class Fsdp(Record):
     accelerate sets it."""
     replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
+    sync_each_batch: bool = False
+    """Version 1: whether gradients are reduced after every micro-batch, not whole until the last (accelerate's
+    ``sync_each_batch``; verl but for 0.9.0)."""
 
 
 DEEPSPEED_SIZES = {
@@ -415,7 +419,8 @@ class Job(Record):
     logits; sliced_fp32: of those before, where fp32 logits replace the half-precision ones; sections: torchtune's, fp32
     for an eighth of the tokens at a time; liger: Liger's, fused with the head; liger_cross_entropy: Liger's of fp32
     logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
-    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite;
+    log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite
+    (with `task` grpo: its actor, its scoring and its vLLM);
     kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch.
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
@@ -451,6 +456,8 @@ class Job(Record):
     """Settings of `strategy` zero1 to zero3."""
     fsdp: Fsdp = Fsdp()
     """Settings of `strategy` fsdp."""
+    verl: Verl = Verl()
+    """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs)."""
     expandable_segments: bool = False
     """Whether :data:`EXPANDABLE_SEGMENTS` is set."""
 
@@ -475,11 +482,18 @@ class Job(Record):
         }
 
     @property
+    def runs_verl(self) -> bool:
+        """Whether verl's reinforcement training runs the job, not TRL's trainer."""
+        return self.task == "grpo" and self.loss == "log_probs"
+
+    @property
     def loads_reference(self) -> bool:
-        """Whether a second model is on the GPU, which gives the log-probabilities of the reference, or teaches."""
-        return self.task == "gkd" or (
-            self.task in ("dpo", "kto", "ppo", *ROLLOUTS) and self.reference_source == "model"
-        )
+        """Whether a second model is on the GPU, which gives the log-probabilities of the reference, or teaches.
+
+        Under verl it is in host memory (workers/engine/fsdp/transformer_impl.py: _build_fsdp_module).
+        """
+        refers = self.task in REFERRING and self.reference_source == "model"
+        return self.task == "gkd" or (refers and not self.runs_verl)
 
     @property
     def generates_completions(self) -> bool:

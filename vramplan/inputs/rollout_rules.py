@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from vramplan.inputs.job import GENERATING, ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+from vramplan.inputs.verl import Verl
 
+OF_VLLM = ("vllm_share", "vllm_max_length", "vllm_tensor_parallel")
+"""Settings of vLLM on the GPUs that train."""
 ALONE = (
-    "num_generations", "steps_per_generation", "num_iterations", "generate_with", "vllm_share", "vllm_max_length",
+    "num_generations", "steps_per_generation", "num_iterations", "generate_with", *OF_VLLM,
     "vllm_sync_parts", "rollout_offload", "entropy_graph",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
-    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep"),
+    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs"),
     "rloo": ("standard", "chunked"),
 }
 
@@ -34,6 +37,14 @@ def _alone(name: str) -> Rule:
     )
 
 
+def _of_vllm(name: str) -> Rule:
+    return Rule(
+        lambda job: generates(job) and getattr(job, name) != _default(name) and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        f"{{{name}}} has no meaning with {{generate_with}}; give {{generate_with=vllm}} or vllm_sleep",
+    )
+
+
 def _default(name: str) -> object:
     return Job.model_fields[name].default
 
@@ -41,7 +52,7 @@ def _default(name: str) -> object:
 ROLLOUT_RULES = (
     *map(_alone, ALONE),
     Rule(
-        lambda job: generates(job) and job.num_generations < 2,
+        lambda job: generates(job) and job.num_generations < 2 and not job.runs_verl,
         IMPOSSIBLE,
         "{num_generations} with {task}: TRL compares completions of a prompt and needs at least 2",
     ),
@@ -103,6 +114,7 @@ ROLLOUT_RULES = (
             and job.generate_with == "vllm_sleep"
             and job.expandable_segments
             and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
+            and not job.runs_verl  # vLLM has processes of its own there
         ),
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"
@@ -144,7 +156,7 @@ ROLLOUT_RULES = (
         " {loss=chunked}",
     ),
     Rule(
-        lambda job: generates(job) and job.joins_samples,
+        lambda job: generates(job) and job.joins_samples and not job.runs_verl,
         UNSUPPORTED,
         "{batches} with {task}: TRL pads completions; use {batches=padded}",
     ),
@@ -153,18 +165,16 @@ ROLLOUT_RULES = (
         UNSUPPORTED,
         "samples of several lengths with {task} are not modelled; give {sequence_length} of the longest",
     ),
+    *map(_of_vllm, OF_VLLM),
     Rule(
-        lambda job: generates(job) and job.vllm_share != 0.3 and not uses_vllm_here(job),
-        IMPOSSIBLE,
-        "{vllm_share} has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
-    ),
-    Rule(
-        lambda job: uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length,
+        lambda job: (
+            uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length and job.batches != "packed"
+        ),
         IMPOSSIBLE,
         "{vllm_max_length} is shorter than {sequence_length}: vLLM takes no longer text, a prompt with its completion",
     ),
     Rule(
-        lambda job: generates(job) and job.loop == "plain",
+        lambda job: generates(job) and job.loop == "plain" and not job.runs_verl,
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
     ),
@@ -182,5 +192,38 @@ ROLLOUT_RULES = (
         lambda job: generates(job) and job.offload == "all",
         UNSUPPORTED,
         "{offload} with {task} is not modelled; use {offload=optimizer}",
+    ),
+    Rule(
+        lambda job: job.runs_verl and (job.loop != "plain" or job.strategy != "fsdp" or job.fsdp.version != 1),
+        UNSUPPORTED,
+        "{loss} with {task} is verl's actor under FSDP 1 alone; use {strategy=fsdp} {loop=plain} and fsdp version 1",
+    ),
+    Rule(
+        lambda job: (
+            job.runs_verl and (job.num_gpus < 2 or job.generate_with == "transformers" or job.offload != "none")
+        ),
+        UNSUPPORTED,
+        "{loss} with {task} is verl's actor on several GPUs with vLLM; use {num_gpus=8} {generate_with=vllm_sleep}"
+        " {offload=none}",
+    ),
+    Rule(
+        lambda job: job.runs_verl and (job.batches == "padded" or job.quantize != "none" or job.lora_dropout > 0),
+        UNSUPPORTED,
+        "{loss} with {task} is verl's actor without padding, in four bits, or dropout; use {batches=unpadded}",
+    ),
+    Rule(
+        lambda job: job.verl != Verl() and not job.runs_verl,
+        IMPOSSIBLE,
+        "verl has no meaning without {task=grpo} and {loss=log_probs}",
+    ),
+    Rule(
+        lambda job: (
+            job.runs_verl
+            and job.batches == "unpadded"
+            and bool(job.verl.scored_tokens)
+            and (job.verl.scored_tokens or 0) % job.sequence_length > 0
+        ),
+        IMPOSSIBLE,
+        "verl: scored_tokens are those of whole samples of {sequence_length}",
     ),
 )

@@ -129,6 +129,11 @@ STRATEGY_RULES = (
         "fsdp: replicas: hybrid sharding needs FSDP version 1 and a number of GPUs that the replicas divide",
     ),
     Rule(
+        lambda job: job.fsdp.sync_each_batch and job.fsdp.version != 1,
+        UNSUPPORTED,
+        "fsdp: sync_each_batch is modelled for FSDP version 1 alone",
+    ),
+    Rule(
         lambda job: job.fsdp.reduce_dtype is not None and job.fsdp.version != 1,
         UNSUPPORTED,
         "fsdp: reduce_dtype is modelled for FSDP version 1 alone; leave it out",

@@ -109,7 +109,10 @@ def _describe_task(job: Job) -> str:
         return ""
     prompt = f", prompts of {job.prompt_length} tokens" if job.prompt_length else ""
     if job.task in ROLLOUTS:
-        return f"{_describe_grpo(job)}{_describe_rewards(job)}{prompt}, {REFERENCES[job.reference_source]}; "
+        reference = REFERENCES[job.reference_source]
+        if job.runs_verl and job.reference == "model":
+            reference += " in host memory"
+        return f"{_describe_grpo(job)}{_describe_rewards(job)}{prompt}, {reference}; "
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
     if job.task == "ppo":
@@ -156,8 +159,22 @@ ENGINES = {
 }
 
 
+def _describe_verl(job: Job) -> str:
+    """What the actor does with logits, and what waits in host memory."""
+    logits = {"undivided": "as they are", "copied": "divided into a copy", "in_place": "divided in place"}
+    waiting = " and ".join(
+        {"weights": "weights", "optimizer": "optimizer states"}[one] for one in job.verl.in_host_memory
+    )
+    texts = [f"GRPO as verl's actor runs it (logits {logits[job.verl.logits]})", ENGINES[job.generate_with]]
+    if waiting:
+        texts.append(f"{waiting} in host memory while they are not needed")
+    return ", ".join(texts).format(share=job.vllm_share)
+
+
 def _describe_grpo(job: Job) -> str:
     """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
+    if job.runs_verl:
+        return _describe_verl(job)
     version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.12")
     package = OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""

@@ -25,12 +25,13 @@ CATEGORIES = (
     "logits",
     "temporary",
     "communication",
+    "vllm_weights",
     "vllm",
     "context",
     "reserved_unused",
 )
-"""Uses of memory. `context` (CUDA, NCCL) lies outside of PyTorch; `vllm` is what vLLM holds on the same GPU;
-`reserved_unused` is cached by PyTorch's allocator."""
+"""Uses of memory. `context` (CUDA, NCCL) lies outside of PyTorch; `vllm_weights` are vLLM's on the same GPU, `vllm` is
+all else that it holds there; `reserved_unused` is cached by PyTorch's allocator."""
 
 BLOCK_BYTES = 512
 """Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""

@@ -32,36 +32,40 @@ def sleeps(job: Job) -> bool:
 def requested_bytes(job: Job, gpu: Gpu) -> int:
     """Bytes that vLLM takes while it is awake: its share of the whole GPU, whatever the model needs.
 
-    Weights, activations and CUDA graphs are measured first; the KV cache gets all the rest (vllm/v1/worker/utils.py:
-    request_memory; gpu_worker.py: determine_available_memory).
+    The weights, the peak of a forward's activations, and what lies outside of PyTorch are measured first; the KV cache
+    gets all the rest (vllm/v1/worker/utils.py: request_memory; gpu_worker.py: determine_available_memory).
     """
     return ceil(gpu.cuda_total_bytes * job.vllm_share)
 
 
-def held(job: Job, gpu: Gpu, shared_bytes: int) -> Storage:
-    """What vLLM holds all the time: everything, or what stays while it sleeps.
+def asleep() -> Storage:
+    """What stays of vLLM while it sleeps."""
+    return Storage(ASLEEP_BYTES, "vllm", "vLLM asleep: CUDA graphs, workspaces", "not measured", in_kernel=True)
+
+
+def awake(job: Job, gpu: Gpu, weight_bytes: int, is_shared: bool) -> list[Storage]:
+    """What vLLM takes while it is awake, beside what stays while it sleeps: its weights, and the rest of its share.
+
+    How much of the rest is KV cache is not known: vLLM measures its activations as it starts.
 
     Args:
         job: the job.
         gpu: the GPU.
-        shared_bytes: bytes of weights that are vLLM's and the trained model's at once, counted there.
+        weight_bytes: bytes of its weights on one of its GPUs.
+        is_shared: whether they are the trained model's too, and counted there.
     """
-    if sleeps(job):
-        return Storage(ASLEEP_BYTES, "vllm", "vLLM asleep: CUDA graphs, workspaces", "not measured", in_kernel=True)
-    text = f"{job.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB"
-    text += ", less the weights that it shares" if shared_bytes else ""
-    size = max(0, requested_bytes(job, gpu) - shared_bytes)
-    return Storage(size, "vllm", f"vLLM: {_contents(shared_bytes)}", text, in_kernel=True)
+    rest = requested_bytes(job, gpu) - weight_bytes - (ASLEEP_BYTES if sleeps(job) else 0)
+    text = f"the rest of {job.vllm_share:g} of the GPU's {gpu.cuda_total_bytes >> 20:,} MiB, of which vLLM measures"
+    own = [] if is_shared else [weights(job, weight_bytes)]
+    name = "vLLM: KV cache, activations, CUDA graphs"
+    return [*own, Storage(max(0, rest), "vllm", name, f"{text} all but the cache as it starts", in_kernel=True)]
 
 
-def woken(job: Job, gpu: Gpu, shared_bytes: int) -> Storage:
-    """What vLLM takes beside that to generate, if it sleeps in between; see :func:`held`."""
-    size = max(0, requested_bytes(job, gpu) - ASLEEP_BYTES - shared_bytes)
-    return Storage(size, "vllm", f"vLLM awake: {_contents(shared_bytes)}", in_kernel=True)
-
-
-def _contents(shared_bytes: int) -> str:
-    return "activations, KV cache" if shared_bytes else "weights, activations, KV cache"
+def weights(job: Job, weight_bytes: int) -> Storage:
+    """The weights of vLLM's own copy of the model, on one of its GPUs."""
+    parallel = job.vllm_tensor_parallel
+    text = "" if parallel == 1 else f"a copy on {parallel} GPUs"
+    return Storage(weight_bytes, "vllm_weights", "vLLM: weights", text, in_kernel=True)
 
 
 def fixed_bytes(job: Job, gpu: Gpu) -> int:

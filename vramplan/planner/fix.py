@@ -256,7 +256,7 @@ class _Candidates:
     def _levers(self, base: Verdict) -> tuple[list[Lever], list[Lever]]:
         """(changes that keep the result, changes that do not) for which the framework has settings."""
         job, levers = base.estimate.job, _smaller_batches(base)
-        for lever in memory_levers(self.given["model"], job, self.gpu, base.estimate.capacity_bytes):
+        for lever in memory_levers(self.given["model"], job, self.gpu, base.estimate.device_total_bytes):
             if lever.card is not None or lever.update in NEVER:
                 continue
             shortest = lever.update.get("sequence_length")
@@ -365,7 +365,8 @@ def _smaller_batches(base: Verdict) -> list[Lever]:
     job, eval_size = base.estimate.job, base.reading.eval_batch_size
     per_gpu = job.global_batch_size // job.data_parallel
     smaller = [micro for micro in reversed(divisors(per_gpu)) if micro < job.micro_batch_size]
-    if job.strategy == "fsdp" and job.gradient_accumulation_steps > 1:  # whole gradients stay while it accumulates
+    keeps = job.strategy == "fsdp" and not job.fsdp.sync_each_batch  # whole gradients while it accumulates
+    if keeps and job.gradient_accumulation_steps > 1:
         smaller = [per_gpu]
     batches = [{"micro_batch_size": micro, "gradient_accumulation_steps": per_gpu // micro} for micro in smaller]
     levers = _ladder(batches, SAME)

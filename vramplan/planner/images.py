@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vramplan.analytic.vllm_share import check_share
+from vramplan.analytic import vllm_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.gpu import Gpu
@@ -212,15 +212,10 @@ def least_share(spec: ModelSpec, gpu: Gpu, job: dict[str, Any]) -> int:
     Raises:
         ConfigError: for a job in which vLLM is not on the GPUs that train.
     """
-    if not is_colocated(complete_job(spec, gpu, job)):
+    full_job = complete_job(spec, gpu, job)
+    if not is_colocated(full_job):
         raise ConfigError(f"{setting('solve', 'vllm-share')} needs {setting('generate_with', 'vllm')} or vllm_sleep")
-    for hundredths in range(1, 100):
-        try:
-            check_share(spec, complete_job(spec, gpu, {**job, "vllm_share": hundredths / 100}), gpu)
-        except ConfigError:
-            continue
-        return hundredths
-    return 100
+    return vllm_share.least_share(spec, full_job, gpu)
 
 
 def _min_pixels(spec: ModelSpec, job: dict[str, Any]) -> int:

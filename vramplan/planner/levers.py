@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from math import ceil
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.analytic.vllm_share import least_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
@@ -16,7 +18,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
-from vramplan.memory.vllm import is_colocated
+from vramplan.memory.vllm import is_colocated, requested_bytes
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.units import GiB
@@ -46,7 +48,7 @@ class Lever:
         if "strategy" in self.update:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
-        same = {"checkpointing", "loss", "attention", "offload", *batch}
+        same = {"checkpointing", "loss", "attention", "offload", "vllm_share", "verl", *batch}
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
 
@@ -207,6 +209,13 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "time",
             generate_with="vllm_sleep",
         )
+    for change, verl in job.verl.offloads().items() if job.runs_verl else ():
+        lever(change, "it waits in host memory while vLLM generates", "time, host RAM", verl=verl)
+    shares = _smaller_shares(spec, job, gpu, need_bytes)
+    if shares:
+        *milder, share = ({"vllm_share": share} for share in shares)
+        why = "vLLM keeps fewer tokens at a time"
+        levers.append(Lever(f"--vllm-share {shares[-1]:g}", why, "time", share, milder=tuple(milder)))
     if job.sequence_length >= 1024:
         shorter = job.sequence_length // 2
         lever(
@@ -217,6 +226,23 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, gpu) and other.supports("bf16") else {}
         levers.append(Lever(f"--gpu {other.name}", size, "a larger GPU", update, card=other))
     return levers
+
+
+def _smaller_shares(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[float]:
+    """Smaller shares for vLLM, down to the first with which a job of `need_bytes` fits, or the last that vLLM needs.
+
+    The need falls with the share where vLLM is awake at the peak; elsewhere the estimate shows that it does not help.
+    """
+    if not is_colocated(job) or need_bytes <= plannable_bytes(job, gpu) or not is_described(spec):
+        return []
+    shares = []
+    for hundredths in range(ceil(100 * job.vllm_share) - 1, least_share(spec, job, gpu) - 1, -1):
+        smaller = job.model_copy(update={"vllm_share": hundredths / 100})
+        shares.append(smaller.vllm_share)
+        saved_bytes = requested_bytes(job, gpu) - requested_bytes(smaller, gpu)
+        if need_bytes - saved_bytes <= plannable_bytes(smaller, gpu):
+            break
+    return shares
 
 
 USUAL = (

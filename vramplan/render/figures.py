@@ -26,7 +26,8 @@ CATEGORIES = {
     "logits": ("logits", "yellow"),
     "temporary": ("temporaries", "bright_black"),
     "communication": ("communication", "bright_blue"),
-    "vllm": ("vLLM", "bright_magenta"),
+    "vllm_weights": ("vLLM's weights", "bright_red"),
+    "vllm": ("vLLM's cache, graphs", "bright_magenta"),
     "context": ("CUDA context, NCCL", "red"),
     "reserved_unused": ("cached by PyTorch", "white"),
 }
@@ -156,6 +157,8 @@ def trainer(job: Job) -> str:
         return "PPO of LLaMA-Factory"
     rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
     engine = f", {ENGINES[job.generate_with]}{rewards}" if job.task in ROLLOUTS else ""
+    if job.runs_verl:
+        return f"{name} of verl, {ENGINES[job.generate_with]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {

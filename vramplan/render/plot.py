@@ -20,6 +20,7 @@ INSTALL = 'pip install "vramplan[plot]"'
 KINDS = (".svg", ".png", ".html")
 COLOURS = {
     "context": "#8c564b",
+    "vllm_weights": "#9c3d5f",
     "vllm": "#d67195",
     "parameter": "#4c78a8",
     "optimizer_state": "#b279a2",

@@ -12,38 +12,62 @@ def log_probs_loss(logits: Tensor) -> Tensor:
     """The mean log-probability of the labels by (B, S, V) logits in their own dtype (verl 0.9.0).
 
     Logits are divided by a temperature for each token into a new tensor (workers/engine/fsdp/transformer_impl.py:
-    prepare_model_outputs), whose memory the cross-entropy's backward uses for its gradient (utils/torch_functional.py:
-    logprobs_from_logits; flash-attn 058ad35, flash_attn/ops/triton/cross_entropy.py: CrossEntropyLoss). The logits
-    themselves are not saved; the model's output names them until the forward is over.
+    prepare_model_outputs).
+    """
+    return _cross_entropy(divided(logits, "copied"), (), "loss")
+
+
+def divided(logits: Tensor, how: str) -> Tensor:
+    """(B, S, V) logits divided by the temperature, as rows of V (:class:`vramplan.inputs.verl.Verl`).
+
+    The logits themselves are not saved; the model's output names them until the forward is over.
     """
     tape, (batch, length, vocabulary) = logits.tape, logits.shape
     rows, undivided = (batch * length, vocabulary), logits.like
-    own: list[ReferenceType[Node]] = []
+    if how == "undivided":
+        return logits.view(*rows)
+    if how == "in_place":
+        return ops.scale_reshaped(logits, *rows)
 
-    def division_backward(grad: Tensor) -> Grads:
+    def backward(grad: Tensor) -> Grads:
         return [ops.new_like(tape, undivided, "gradient of the logits", passes=1)]
 
-    def loss_backward(grad: Tensor) -> Grads:
-        tape.work(0, 2 * num_bytes, divided_like.dtype)
-        node = own[0]()
-        assert node is not None
-        return [Tensor(tape, node.saved[-1], *divided_like)]
-
     temperature = tape.empty((batch * length, 1), logits.dtype, "temperature of each token")
-    node = tape.node((logits,), division_backward)
+    node = tape.node((logits,), backward)
     tape.save(node, temperature)
     tape.work(0, 2 * logits.num_bytes, logits.dtype)
-    divided = ops.output(node, tape, rows, logits.dtype, "logits divided by the temperature")
-    divided_like, num_bytes = divided.like, divided.num_bytes
-    labels = tape.empty((batch * length,), "int64", "shifted labels")
-    loss_node = tape.node((divided,), loss_backward)
-    own += [] if loss_node is None else [ref(loss_node)]
-    per_token = [tape.empty((batch * length,), "fp32", "log-probabilities per token") for _ in range(2)]
-    sums = tape.empty((batch * length,), "fp32", "log-sum-exp per token")
-    tape.work(0, divided.num_bytes, divided.dtype)
-    tape.save(loss_node, labels, sums, divided)
-    out = ops.output(loss_node, tape, (), "fp32", "loss")
-    del per_token, sums, labels, divided, temperature
+    return ops.output(node, tape, rows, logits.dtype, "logits divided by the temperature")
+
+
+def token_log_probs(logits: Tensor, labels: Tensor | None = None) -> Tensor:
+    """(N,) log-probabilities by (N, V) logits, whose memory the backward takes for their gradient."""
+    return _cross_entropy(logits, (logits.shape[0],), "log-probabilities per token", labels)
+
+
+def _cross_entropy(logits: Tensor, shape: tuple[int, ...], what: str, labels: Tensor | None = None) -> Tensor:
+    """FlashAttention's cross-entropy with ``inplace_backward`` (utils/torch_functional.py: logprobs_from_logits).
+
+    (flash-attn 058ad35, flash_attn/ops/triton/cross_entropy.py: CrossEntropyLoss.)
+    """
+    tape, rows, like, num_bytes = logits.tape, logits.shape[0], logits.like, logits.num_bytes
+    own: list[ReferenceType[Node]] = []
+
+    def backward(grad: Tensor) -> Grads:
+        tape.work(0, 2 * num_bytes, like.dtype)
+        node = own[0]()
+        assert node is not None
+        return [Tensor(tape, node.saved[-1], *like)]
+
+    if labels is None:
+        labels = tape.empty((rows,), "int64", "shifted labels")
+    node = tape.node((logits,), backward)
+    own += [] if node is None else [ref(node)]
+    per_token = [tape.empty((rows,), "fp32", "log-probabilities per token") for _ in range(2)]
+    sums = tape.empty((rows,), "fp32", "log-sum-exp per token")
+    tape.work(0, num_bytes, like.dtype)
+    tape.save(node, labels, sums, logits)
+    out = ops.output(node, tape, shape, "fp32", what)
+    del per_token, sums, labels, logits
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, cast
@@ -170,6 +170,9 @@ class Strategy:
         if self.first_buckets and self.has_reduced and piece.phase.startswith("forward"):
             self._rebuild_buckets()
         self.record.extend(events, offset)
+
+    def hold(self, parts: Container[str]) -> None:
+        """Have these on the GPU, of what may wait in host memory: "weights", "optimizer"."""
 
     def state(self) -> State | None:
         """What the next micro-step depends on; None if it is not known, and the micro-step has to be recorded."""

@@ -6,7 +6,7 @@ backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,12 @@ class Fsdp1(Sharded):
         """Flat weights that are gathered."""
         self.flat: dict[Unit, int] = {}
         """Gradients that wait for the last micro-step."""
+        self.own: set[Unit] = set()
+        """Units with a reduced gradient, to which those of further micro-batches are added."""
+        self.held: dict[str, list[int]] = {"weights": [], "optimizer": []}
+        """Own parts of weights, and their states."""
+        self.parked: set[str] = set()
+        """Which of them are in host memory."""
         self.late: list[int] = []
         """Gradients that wait for the others of their unit."""
         self.waiting: list[Unit] = []
@@ -103,7 +109,21 @@ class Fsdp1(Sharded):
                 self.record.free(flat)
             if self.offloads:
                 self.record.free(part)
+            self.held["weights"].append(part)
             self.leave(unit.members)
+
+    def hold(self, parts: Container[str]) -> None:
+        """Have these on the GPU, of weights and optimizer states, and what of the others does not wait on the host."""
+        record = self.record
+        for name in self.job.verl.in_host_memory:
+            numbers, is_here = self.held[name], name not in self.parked
+            if is_here and name not in parts:
+                record.free_all(numbers)
+                record.empty_cache()
+                self.parked.add(name)
+            elif not is_here and name in parts:
+                self.held[name] = [record.allocate(record.kinds[record.kind_of[number]]) for number in numbers]
+                self.parked.remove(name)
 
     def gathered_bytes(self) -> int:
         """Bytes of the root and the largest layer."""
@@ -188,7 +208,7 @@ class Fsdp1(Sharded):
                 record.free(flat)
             else:
                 self.flat[unit] = flat
-            if not self.is_last:
+            if not self.is_last and not self.job.fsdp.sync_each_batch:
                 if self.job.fsdp.reshard_after_forward:
                     self._drop([unit])
                 continue
@@ -198,12 +218,20 @@ class Fsdp1(Sharded):
             self.send("reduce_scatter", (unit.to_reduce if cast else unit.flat).num_bytes, hidden=True)
             if self.job.fsdp.replicas > 1:
                 self.send("all_reduce", unit.reduced.num_bytes, hidden=True, between_replicas=True)
-            if unit.gradient.num_bytes == unit.reduced.num_bytes:
+            same = unit.gradient.num_bytes == unit.reduced.num_bytes
+            if (
+                unit in self.own
+            ):  # cast to the dtype of the first, and added (_runtime_utils.py: _accumulate_sharded_grad)
+                passing = (unit.reduced,) if same else (unit.reduced, unit.gradient)
+                record.free_all([record.allocate(one) for one in passing])
+            elif same:
                 self.keep(unit.reduced)
             else:
                 reduced = record.allocate(unit.reduced)
                 self.keep(unit.gradient)
                 record.free(reduced)
+            if self.job.fsdp.sync_each_batch:
+                self.own.add(unit)
             record.free_all(cast)
             record.free(self.flat.pop(unit))
 
@@ -213,4 +241,13 @@ class Fsdp1(Sharded):
         if self.offloads:
             self.sent.updated_on_host += sum(part.num_elements for part in parts)
             return
+        earlier = len(self.record.kind_of)
         self.update(parts, first)
+        if first and self.job.verl.in_host_memory:
+            added = range(earlier, len(self.record.kind_of))
+            kinds, kind_of = self.record.kinds, self.record.kind_of
+            self.held["optimizer"] += [one for one in added if kinds[kind_of[one]].category == "optimizer_state"]
+
+    def drop_gradients(self, offset: int) -> None:
+        super().drop_gradients(offset)
+        self.own.clear()

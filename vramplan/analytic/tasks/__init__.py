@@ -45,6 +45,7 @@ LOSSES: dict[Task, str] = {
 
 LOSSES_OF_LOOPS: dict[Loss, str] = {"kept_log_probs": "kept_log_probs"}
 """The file of each way to compute the loss that is of a training loop, whatever its task."""
+Score = Callable[[Modules, StepSpec, str, Batch], Tensor]
 
 
 def forward_of(setting: StepSpec) -> Forward:
@@ -58,10 +59,16 @@ def forward_of(setting: StepSpec) -> Forward:
 
 def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
-    name = LOSSES_OF_LOOPS.get(job.loss) or (None if job.task is None else LOSSES.get(job.task))
+    name = "verl" if job.runs_verl else LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
     if name is None:
         return None
     found: ComputeLoss = _file("joined_texts" if job.joins_texts else name).compute_loss
+    return found
+
+
+def score_of(job: Job) -> Score:
+    """What a task that generates completions computes of them without gradients."""
+    found: Score = _file("verl" if job.runs_verl else "grpo").score
     return found
 
 

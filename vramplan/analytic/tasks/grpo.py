@@ -93,7 +93,7 @@ def _of_divided_logits(
     tape, rows, tokens = net.tape, batch.inputs["input_ids"].shape[0], scored_tokens(setting.job)
     logits = _logits(net, setting, phase, batch, tokens)
     tape.module = "loss"
-    divided = ops.scale_view(logits, (rows, tokens, logits.shape[-1]))
+    divided = ops.scale_slice(logits, (rows, tokens, logits.shape[-1]))
     del logits
     labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
     log_probs = label_log_probs(divided, labels)

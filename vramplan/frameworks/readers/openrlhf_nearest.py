@@ -101,6 +101,13 @@ def _generation(config: ConfigReader) -> dict[str, Any]:
         sleeps = config.boolean("vllm.enable_sleep", "vllm_enable_sleep", default=False)
         fields["generate_with"] = "vllm_sleep" if sleeps else "vllm"
         fields["vllm_share"] = config.number("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95)
+        fields["vllm_tensor_parallel"] = config.integer(
+            "vllm.tensor_parallel_size", "vllm_tensor_parallel_size", default=1
+        )
+        # its max_model_len (0.11.2, cli/train_ppo_ray.py: create_vllm_engines)
+        fields["vllm_max_length"] = fields.get("sequence_length") or config.integer(
+            "data.max_len", "max_len", default=2048
+        )
     is_beside = shares or config.boolean("train.colocate_actor_ref", "colocate_actor_ref", default=False)
     refers = config.number("algo.kl.init_coef", "init_kl_coef", default=0.01) > 0
     offloads = config.boolean("ref.offload", "ref_reward_offload", default=False)

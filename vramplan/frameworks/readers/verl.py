@@ -14,8 +14,8 @@ from vramplan.errors import ConfigError, UnsupportedError, VramplanError, settin
 from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
-from vramplan.frameworks.readers import verl_rl
-from vramplan.frameworks.readers.trainer_arguments import DTYPES, lora_targets, num_launched_processes
+from vramplan.frameworks.readers import verl_actor, verl_fsdp, verl_rl
+from vramplan.frameworks.readers.trainer_arguments import lora_targets, num_launched_processes
 from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, read_batches
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.syntax import hydra
@@ -24,7 +24,6 @@ from vramplan.inputs.job import FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
 
 PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.0"
-FLASH = "flash_attention_2"
 HOST = ("engine.param_offload", "engine.optimizer_offload")
 """What the host keeps between steps; all of it is back on the GPU during a step (workers/engine/base.py)."""
 OLD_PROGRAM = "fsdp_sft_trainer"
@@ -42,7 +41,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         UnsupportedError: for what is not modelled, with the nearest estimate.
     """
     if verl_rl.is_reinforcement(config):
-        raise verl_rl.refuse(config)
+        return verl_actor.read(config, framework_version)
     try:
         return _read(config, num_gpus, framework_version)
     except UnsupportedError as error:
@@ -58,15 +57,15 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
     batches = read_batches(config, gpus)
     job: dict[str, Any] = {
         "loop": "plain",
-        "optimizer": _optimizer(config),
-        "attention": _attention(config),
+        "optimizer": verl_fsdp.optimizer(config, "optim."),
+        "attention": verl_fsdp.attention(config, "model."),
         "checkpointing": "full" if config.boolean("model.enable_gradient_checkpointing", default=True) else "none",
         "loss": "log_probs",
         "num_gpus": gpus,
         "strategy": "fsdp",
-        "fsdp": _fsdp(config, gpus),
+        "fsdp": verl_fsdp.sharding(config, gpus, "engine."),
         **_adapters(config),
-        **_dtypes(config),
+        **verl_fsdp.dtypes(config, "engine."),
         **batches.job,
     }
     if job["method"] == "lora":
@@ -132,40 +131,6 @@ def _num_gpus(config: ConfigReader, num_gpus: int) -> int:
     return gpus
 
 
-def _fsdp(config: ConfigReader, gpus: int) -> dict[str, Any]:
-    """FullyShardedDataParallel as it is called; what is not named is torch's default (transformer_impl.py)."""
-    fields: dict[str, Any] = {
-        "version": 1,
-        "reshard_after_forward": config.boolean("engine.reshard_after_forward", default=True),
-        "use_orig_params": config.boolean("engine.use_orig_params", default=False),
-        "backward_prefetch": "pre",
-        "reduce_dtype": "fp32",
-    }
-    size = -1
-    if not config.is_null("engine.fsdp_size") and str(getattr(config.get("engine.fsdp_size"), "value", -1)) != "-1":
-        size = config.integer("engine.fsdp_size", default=1)
-    if 0 < size < gpus:
-        if size == 1:
-            raise config.unsupported("engine.fsdp_size", "shards nothing (NO_SHARD), which is not modelled")
-        if gpus % size:
-            raise ConfigError(f"{config.place('engine.fsdp_size')}: {size} does not divide {gpus} GPUs")
-        fields["replicas"] = gpus // size
-    return fields
-
-
-def _dtypes(config: ConfigReader) -> dict[str, str]:
-    """Weights are stored in `model_dtype` and gathered in bf16, under torch.autocast to bf16.
-
-    Where they are bf16 already nothing is cast.
-    """
-    dtype = config.lowercase("engine.model_dtype", default="fp32")
-    if DTYPES.get(dtype) not in ("fp32", "bf16"):
-        raise config.unsupported("engine.model_dtype", "is not modelled yet; modelled: fp32, bf16")
-    if not config.has("engine.model_dtype"):
-        config.note("default", "engine.model_dtype", "not set: fp32")
-    return {"dtype": DTYPES[dtype], "autocast": "bf16" if DTYPES[dtype] == "fp32" else "none"}
-
-
 def _adapters(config: ConfigReader) -> dict[str, Any]:
     """LoRA from a rank of 1 on (workers/config/model.py: HFModelConfig)."""
     rank = config.integer("model.lora_rank", default=0, least=0)
@@ -173,28 +138,6 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
         config.read_keys.add("model.target_modules")
         return {"method": "full"}
     return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, "model.target_modules")}
-
-
-def _optimizer(config: ConfigReader) -> str:
-    """AdamW of torch without arguments about its implementation (workers/config/optimizer.py: build_optimizer)."""
-    for name, value in (("optim.optimizer", "AdamW"), ("optim.optimizer_impl", "torch.optim")):
-        if config.lowercase(name, default=value.lower()) != value.lower():
-            raise config.unsupported(name, f"is not modelled yet; modelled: {value}")
-    prefix = "optim.override_optimizer_config."
-    for name in config.source.settings:
-        if name.startswith(prefix):
-            raise config.unsupported(name)
-    return "adamw_torch"
-
-
-def _attention(config: ConfigReader) -> str:
-    """FlashAttention 2 unless the model's configuration is overridden."""
-    prefix = "model.override_config."
-    names = [name for name in config.source.settings if name.startswith(prefix)]
-    for name in names:
-        if name != f"{prefix}attn_implementation" or config.lowercase(name, default=FLASH) != FLASH:
-            raise config.unsupported(name, f"is not modelled yet; modelled: attn_implementation {FLASH}")
-    return "flash"
 
 
 def _model(config: ConfigReader) -> str:

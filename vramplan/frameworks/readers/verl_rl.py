@@ -1,15 +1,13 @@
-"""verl's reinforcement training, ``verl.trainer.main_ppo`` with hydra's overrides (0.9.1); recognised, not estimated.
+"""verl's reinforcement training, ``verl.trainer.main_ppo`` with hydra's overrides: its settings, and what is refused.
 
 Defaults: verl/trainer/config/ppo_trainer.yaml, actor/dp_actor.yaml, rollout/rollout.yaml, data/legacy_data.yaml,
-engine/fsdp.yaml. Its step is not TRL's: whole logits in bf16, whose entropies a forward without gradients takes before
-each update (trainer/ppo/v1/trainer_base.py), a reference whose weights lie in host memory
-(workers/engine/fsdp/transformer_impl.py: _build_fsdp_module), and vLLM in processes of its own, which get the weights
-in buckets (workers/engine_workers.py: update_weights). The nearest job of TRL's GRPOTrainer is named instead.
+engine/fsdp.yaml (0.9.1). What :mod:`vramplan.frameworks.readers.verl_actor` does not read is refused with the nearest
+job of TRL's GRPOTrainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
@@ -20,15 +18,12 @@ from vramplan.frameworks.token_keys import TOKEN_KEYS
 from vramplan.units import ceil_div, round_up
 
 PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
-ACTOR, MODEL, ROLLOUT = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout"))
+ACTOR, MODEL, ROLLOUT, REF = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout", "ref"))
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
+TENSOR_PARALLEL = f"{ROLLOUT}tensor_model_parallel_size"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
 REWARD_MODELS = ("reward.reward_model", "reward_model")
 """Sections of a reward model (trainer/config/reward/reward.yaml), now and before."""
-STEP = (
-    "verl's own step is not modelled yet (entropies of whole logits before each update, a reference in host memory,"
-    " vLLM in processes of its own)"
-)
 
 
 def is_reinforcement(config: ConfigReader) -> bool:
@@ -36,14 +31,13 @@ def is_reinforcement(config: ConfigReader) -> bool:
     return PROGRAM in config.source.program or any(key.startswith(f"{SECTION}.") for key in config.source.settings)
 
 
-def refuse(config: ConfigReader) -> UnsupportedError:
-    """The error of such a job, with what of it is not modelled, and the estimate that comes nearest.
+def refuse(config: ConfigReader, reasons: Sequence[str]) -> UnsupportedError:
+    """The error of a job of which this is not modelled, with the estimate that comes nearest.
 
     Raises:
         ConfigError: for a batch with which verl stops.
     """
     job = nearest_job(config)
-    reasons = [*_named(config), STEP]
     model = config.string(f"{MODEL}path") or "MODEL"
     nearest = f"{estimate_command(model, job)} --loss standard"  # whole logits, in fp32 there
     text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer: {nearest}"
@@ -58,12 +52,12 @@ def nearest_job(config: ConfigReader) -> dict[str, Any]:
     """
     prompt = config.integer("data.max_prompt_length", default=512)
     length = prompt + config.integer("data.max_response_length", default=512)
-    gpus = config.integer("trainer.n_gpus_per_node", default=8) * config.integer("trainer.nnodes", default=1)
+    gpus = num_gpus(config)
     generations = config.integer(GENERATIONS, default=1)
-    micro_batch = _micro_batch(config, length, gpus)
+    micro = micro_batch(config, length, gpus)
     samples = ceil_div(config.integer(MINI_BATCH, default=256) * generations, gpus)  # of a GPU, for one update
     compared = max(2, generations)
-    steps = ceil_div(samples, micro_batch)
+    steps = ceil_div(samples, micro)
     dtype = DTYPES.get(config.lowercase(f"{ACTOR}fsdp_config.model_dtype", default="fp32"), "fp32")
     checkpoints = config.boolean(f"{MODEL}enable_gradient_checkpointing", default=True)
     rank = config.integer(f"{MODEL}lora_rank", default=0, least=0)
@@ -77,25 +71,35 @@ def nearest_job(config: ConfigReader) -> dict[str, Any]:
         "checkpointing": "full" if checkpoints else "none",
         "sequence_length": length,
         "prompt_length": prompt,
-        "micro_batch_size": micro_batch,
+        "micro_batch_size": micro,
         "gradient_accumulation_steps": round_up(steps, compared),  # a generation has whole groups
         "num_generations": compared,
         "num_gpus": gpus,
         "strategy": "fsdp" if gpus > 1 else "ddp",
-        **_engine(config),
+        **engine(config, gpus),
     }
     if rank:
         job |= {"lora_rank": rank, "lora_dtype": dtype}
     return job
 
 
-def _micro_batch(config: ConfigReader, length: int, gpus: int) -> int:
+def num_gpus(config: ConfigReader) -> int:
+    """GPUs of the training."""
+    return config.integer("trainer.n_gpus_per_node", default=8) * config.integer("trainer.nnodes", default=1)
+
+
+def counts_tokens(config: ConfigReader) -> bool:
+    """Whether micro-batches are as many samples as a budget of tokens holds."""
+    return config.boolean(f"{ACTOR}use_dynamic_bsz", default=False)
+
+
+def micro_batch(config: ConfigReader, length: int, gpus: int) -> int:
     """Completions of a micro-batch; of a budget of tokens, as many of the longest as it holds.
 
     Raises:
         ConfigError: if none is set (verl/workers/config/actor.py: ActorConfig.__post_init__).
     """
-    if config.boolean(f"{ACTOR}use_dynamic_bsz", default=False):
+    if counts_tokens(config):
         return max(1, config.integer(BUDGET, default=16384) // length)
     whole = f"{ACTOR}ppo_micro_batch_size"  # of all GPUs
     if config.has(whole) and not config.has(MICRO_BATCH):
@@ -107,16 +111,32 @@ def _micro_batch(config: ConfigReader, length: int, gpus: int) -> int:
     return config.integer(MICRO_BATCH, default=1)
 
 
-def _engine(config: ConfigReader) -> dict[str, Any]:
-    """What generates: vLLM beside the training, asleep while it runs unless its cache is not to be freed."""
+def engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """What generates: vLLM beside the training, asleep while it runs unless its cache is not to be freed.
+
+    Raises:
+        ConfigError: if its copies of the model do not divide the GPUs (workers/engine_workers.py: init_model).
+    """
     if not config.boolean(f"{SECTION}.hybrid_engine", default=True):
         return {"generate_with": "vllm_server"}
     frees = config.boolean(f"{ROLLOUT}free_cache_engine", default=True)
     share = config.number(f"{ROLLOUT}gpu_memory_utilization", default=0.5)
-    return {"generate_with": "vllm_sleep" if frees else "vllm", "vllm_share": share}
+    parallel = config.integer(TENSOR_PARALLEL, default=2)
+    if gpus % parallel:
+        given = config.place(TENSOR_PARALLEL) if config.has(TENSOR_PARALLEL) else TENSOR_PARALLEL
+        raise ConfigError(f"{given}: {parallel} GPUs for each vLLM do not divide {gpus}: verl stops at that")
+    fields: dict[str, Any] = {
+        "generate_with": "vllm_sleep" if frees else "vllm",
+        "vllm_share": share,
+        "vllm_tensor_parallel": parallel,
+    }
+    longest = f"{ROLLOUT}max_model_len"
+    if config.has(longest) and not config.is_null(longest):
+        fields["vllm_max_length"] = config.integer(longest, default=1)
+    return fields
 
 
-def _named(config: ConfigReader) -> Iterator[str]:
+def named(config: ConfigReader) -> Iterator[str]:
     """What the nearest estimate leaves out, with the setting that asks for it."""
     has_critic = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
     if config.boolean("critic.enable", default=has_critic):
@@ -140,17 +160,6 @@ def _named(config: ConfigReader) -> Iterator[str]:
     for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
             yield str(config.unsupported(name))
-    for name in (
-        f"{ACTOR}entropy_coeff",
-        f"{MODEL}use_fused_kernels",
-        f"{ROLLOUT}multi_turn.enable",
-        "distillation.enabled",
-    ):
-        if not config.is_off(name, 0, 0.0):
-            yield str(config.unsupported(name))
-    for name in (f"{ACTOR}fsdp_config.param_offload", f"{ACTOR}fsdp_config.optimizer_offload"):
-        if config.boolean(name, default=False):
-            yield str(config.unsupported(name, "(in host memory while vLLM generates) is not modelled yet"))
 
 
 def _budget_text(config: ConfigReader, model: str) -> str:

@@ -15,6 +15,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "communication": "communication",
         "logits": "logits",
         "reserved_unused": "cached",
+        "vllm_weights": "vllm-weights",
         "vllm": "vllm",
         "context": "context",
     }
@@ -30,6 +31,7 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         "communication": "moves in the step",
         "logits": "moves in the step",
         "reserved_unused": "overhead",
+        "vllm_weights": "overhead",
         "vllm": "overhead",
         "context": "overhead",
     }

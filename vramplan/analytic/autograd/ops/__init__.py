@@ -42,7 +42,7 @@ from vramplan.analytic.autograd.ops.elementwise import (
     tanh,
     total,
 )
-from vramplan.analytic.autograd.ops.in_place_views import add_to_rest, add_to_view, scale_view
+from vramplan.analytic.autograd.ops.in_place_views import add_to_rest, add_to_view, scale_reshaped, scale_slice
 from vramplan.analytic.autograd.ops.indexing import (
     add_rows,
     cut,
@@ -164,7 +164,8 @@ __all__ = [
     "sampled",
     "scale",
     "scale_in_place",
-    "scale_view",
+    "scale_reshaped",
+    "scale_slice",
     "scatter_rows",
     "scattered",
     "shift",

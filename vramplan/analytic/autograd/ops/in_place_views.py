@@ -32,6 +32,25 @@ def add_to_view(a: Tensor, b: Tensor) -> Tensor:
     return Tensor(tape, a.storage, b_shape, a.dtype, tape.node((summed,), of_view))
 
 
+def scale_reshaped(x: Tensor, *shape: int) -> Tensor:
+    """``x.view(shape)`` with ``/= number``.
+
+    Backward copies the gradient into one of `x`, the part that was viewed once more, and divides that into a third
+    (CopySlices).
+    """
+    tape, like = x.tape, x.like
+
+    def of_slices(grad: Tensor) -> Grads:
+        whole = new_like(tape, like, "gradient of a view's whole", passes=2)
+        part = new_like(tape, like, "gradient of a view", passes=2)
+        quotient = new_like(tape, like, "gradient through a scaling", passes=2)
+        del part, quotient
+        return [whole]
+
+    tape.work(0, 2 * x.num_bytes, x.dtype)
+    return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((x,), of_slices)).view(*shape)
+
+
 def add_to_rest(x: Tensor, more: Tensor) -> Tensor:
     """``x[1:] += more`` in Python: an addition into a view, then a copy of the view onto itself."""
     tape, like = x.tape, x.like
@@ -59,7 +78,7 @@ def add_to_rest(x: Tensor, more: Tensor) -> Tensor:
     return Tensor(tape, x.storage, x.shape, x.dtype, tape.node((summed, view), of_copy))
 
 
-def scale_view(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def scale_slice(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x[...].div_(number)`` of a slice with `shape`: the view, which takes no memory in forward.
 
     Backward copies the gradient of the view into one of `x` (as_strided_backward), that one into another, and the part

@@ -1,0 +1,237 @@
+"""verl's own actor on fake tensors (see `tests.verl_runs`, which says what it needs).
+
+Its scoring, its loss, its update and its micro-batches are the real ones (workers/actor/dp_actor.py,
+trainer/ppo/core_algos.py); the model is not sharded, and flash-attn's functions are stand-ins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.torch_backend.dtypes import DTYPES
+from vramplan.torch_backend.model import optimizers
+from vramplan.torch_backend.model.build import from_config
+from vramplan.torch_backend.model.materialize import place
+from vramplan.torch_backend.suppress_output import quiet
+from vramplan.torch_backend.trace.cuda_emulation import as_cuda
+from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
+from vramplan.torch_backend.trace.host_reads import HostReads
+from vramplan.torch_backend.trace.storage_tracker import StorageTracker
+
+aten = torch.ops.aten
+STEPS = 3
+
+
+class CrossEntropy(torch.autograd.Function):
+    """What flash-attn 2.8.3 allocates and saves (ops/triton/cross_entropy.py: CrossEntropyLoss)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, ...]:
+        losses, lse, z_losses = (torch.empty(logits.shape[0]) for _ in range(3))
+        ctx.save_for_backward(logits, lse, labels)
+        ctx.mark_non_differentiable(z_losses)
+        ctx.in_place = in_place
+        return losses, z_losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor, None, None]:
+        logits = ctx.saved_tensors[0]
+        return logits if ctx.in_place else torch.empty_like(logits), None, None
+
+
+def unpad_input(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of samples without padding (flash_attn/bert_padding.py)."""
+    indices = torch.arange(mask.numel())
+    return values.reshape(-1, *values.shape[2:])[indices], indices, torch.zeros(mask.shape[0] + 1, dtype=torch.int32)
+
+
+def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """The inverse."""
+    whole = torch.zeros(batch * seqlen, *hidden_states.shape[1:], dtype=hidden_states.dtype)
+    return whole.index_put((indices,), hidden_states).view(batch, seqlen, *hidden_states.shape[1:])
+
+
+def load(folder: Path) -> SimpleNamespace:
+    """verl's actor from the unpacked package in `folder`, beside stand-ins for flash-attn's functions."""
+    sys.path.insert(0, str(folder))
+    stubs: dict[str, dict[str, Any]] = {
+        "flash_attn": {}, "flash_attn.ops": {}, "flash_attn.ops.triton": {},
+        "flash_attn.ops.triton.cross_entropy": {
+            "cross_entropy_loss": lambda logits, labels, inplace_backward: CrossEntropy.apply(
+                logits, labels, inplace_backward
+            )
+        },
+    }  # fmt: skip
+    for name, values in stubs.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update({"__path__": [], **values})
+        sys.modules[name] = module
+    from verl.workers.actor import dp_actor
+
+    for name in stubs:
+        del sys.modules[name]
+    dp_actor.unpad_input, dp_actor.pad_input = unpad_input, pad_input
+    dp_actor.index_first_axis = lambda values, indices: values[indices]
+    dp_actor.rearrange = lambda values, _: values.reshape(-1, *values.shape[2:])
+    return SimpleNamespace(actor=dp_actor.DataParallelPPOActor)
+
+
+class Numbers(HostReads):
+    """The actor reads back numbers for its logs: any does. No mask is all zero, and every gradient norm is finite."""
+
+    tracker: StorageTracker
+
+    def answer(self, func: Any, args: Any, module: Callable[[], str]) -> Any:
+        """The result of an operation that needs data."""
+        if func is aten._local_scalar_dense.default:
+            return self.tracker.marks[-1].phase == "optimizer" if args[0].dtype is torch.bool else 1.0
+        return super().answer(func, args, module)
+
+
+class Data:
+    """Samples as a DataProto has them, in host memory until they are sent to the GPU."""
+
+    def __init__(self, fields: dict[str, tuple[tuple[int, ...], torch.dtype]], rows: int, **info: Any) -> None:
+        self.fields, self.rows, self.meta_info = fields, rows, info
+        self.non_tensor_batch: dict[str, Any] = {}
+        self.batch: Any = fields
+
+    def select(self, batch_keys: list[str], non_tensor_batch_keys: list[str]) -> Data:
+        return Data({name: self.fields[name] for name in batch_keys}, self.rows, **self.meta_info)
+
+    def split(self, rows: int) -> list[Data]:
+        return [Data(self.fields, rows) for _ in range(self.rows // rows)]
+
+    def to(self, device: Any) -> Data:
+        sent = Data(self.fields, self.rows)
+        sent.batch = {
+            name: torch.ones((self.rows, *shape), dtype=dtype) for name, (shape, dtype) in self.fields.items()
+        }
+        return sent
+
+
+@contextmanager
+def backward_is_a_phase(tracker: StorageTracker) -> Iterator[None]:
+    """Name the phases of a micro-batch."""
+    own = torch.Tensor.backward
+
+    def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        tracker.enter("backward")
+        own(loss, *args, **kwargs)
+
+    with mock.patch.object(torch.Tensor, "backward", backward):
+        yield
+
+
+class VerlRun:
+    """One tracked run of the actor."""
+
+    def __init__(self, classes: SimpleNamespace, spec: ModelSpec, job: Job, gpu: Gpu) -> None:
+        self.classes, self.spec, self.job, self.gpu = classes, spec, job, gpu
+        self.fakes = Fakes()
+        numbers = Numbers(job, spec.name)
+        self.tracker = numbers.tracker = StorageTracker(self.fakes, numbers.answer, gpu)
+
+    def go(self) -> dict[str, int]:
+        """Peak of live tensors in each phase, in bytes."""
+        tracker, job = self.tracker, self.job
+        with quiet(), as_cuda(self.gpu), tensors_in_lists(), ExitStack() as stack:
+            model = self._model()
+            recipe = optimizers.recipe(job)
+            with self.fakes.mode:
+                tracker.sums.calibrate(tracker)
+                tracker.enter("loaded")
+                place(model, tracker)
+                optimizer = optimizers.make(recipe, model, job)
+            actor = self._actor(model, optimizer)
+            stack.enter_context(tracker.modules(model))
+            stack.enter_context(backward_is_a_phase(tracker))
+            stack.enter_context(self.fakes.mode)
+            stack.enter_context(tracker)
+            for _ in range(STEPS):
+                tracker.enter("scoring")
+                scored = (job.verl.scored_tokens or job.sequence_length) // self._length
+                actor.compute_log_prob(
+                    self._data(scored, temperature=1.0, use_dynamic_bsz=False, micro_batch_size=scored),
+                    calculate_entropy=True,
+                )
+                actor.update_policy(self._data(actor.config.ppo_mini_batch_size, temperature=1.0))
+        timeline = tracker.timeline(None)
+        return timeline.phase_peaks(timeline.live_bytes())
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a sample: four of them fill the row of a micro-batch."""
+        return self.job.sequence_length // 4
+
+    def _data(self, rows: int, **info: Any) -> Data:
+        length, answer = self._length, self._length - self._length // 4
+        whole = dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((length,), torch.int64))
+        answers = dict.fromkeys(("responses", "response_mask"), ((answer,), torch.int64))
+        numbers = dict.fromkeys(("old_log_probs", "advantages"), ((answer,), torch.float32))
+        return Data({**whole, **answers, **numbers}, rows, **info)
+
+    def _model(self) -> nn.Module:
+        job = self.job
+        model: nn.Module = from_config(self.spec, job, "meta", False, nullcontext).module
+        if job.method != "full":
+            from peft import LoraConfig, get_peft_model
+
+            model.enable_input_require_grads()
+            model = get_peft_model(model, LoraConfig(r=job.lora_rank, target_modules="all-linear"))
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device="meta")
+        if job.checkpointing == "full":
+            model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        return model
+
+    def _actor(self, model: nn.Module, optimizer: Any) -> Any:
+        tracker, job = self.tracker, self.job
+        config = Settings(
+            use_remove_padding=True, use_fused_kernels=False, ulysses_sequence_parallel_size=1, use_torch_compile=False,
+            entropy_from_logits_with_chunking=False, entropy_checkpointing=False, fsdp_config=Settings(),
+            use_kl_loss=False, ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=4,
+            ppo_mini_batch_size=4 * job.gradient_accumulation_steps, entropy_coeff=0, calculate_entropy=False,
+            loss_agg_mode="token-mean", policy_loss=Settings(), clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
+            clip_ratio_c=3.0, grad_clip=1.0, global_batch_info={},
+        )  # fmt: skip
+        with mock.patch("torch.distributed.get_rank", return_value=0):
+            actor = self.classes.actor(config, model, optimizer)
+        actor.device_name = "cuda"
+        # torch.compile's kernels write entropies alone
+        actor.compute_entropy_from_logits = lambda logits: torch.empty(logits.shape[0])
+        own_step = actor._optimizer_step
+
+        def step() -> Any:
+            tracker.enter("optimizer")
+            return own_step()
+
+        actor._optimizer_step = step
+        model.register_forward_pre_hook(lambda *_: tracker.enter("forward") if torch.is_grad_enabled() else None)
+        return actor
+
+
+class Settings(SimpleNamespace):
+    """A configuration of verl."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)

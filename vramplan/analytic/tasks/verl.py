@@ -1,0 +1,46 @@
+"""verl's actor on a micro-batch without padding: log-probabilities of all tokens, and a loss of clipped ratios.
+
+Mirrors verl 0.9.1 (workers/engine/fsdp/transformer_impl.py: prepare_model_outputs; workers/utils/losses.py: ppo_loss;
+trainer/ppo/core_algos.py: compute_policy_loss_vanilla). Up to 0.7 workers/actor/dp_actor.py computes the same.
+"""
+
+from __future__ import annotations
+
+from vramplan.analytic.autograd import ops
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.batch import Batch
+from vramplan.analytic.layers.log_probs import divided, token_log_probs
+from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.whole_logits import own_logits
+
+
+def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """``ppo_loss`` of a micro-batch of prompts with their completions."""
+    tape = net.tape
+    logits = own_logits(net, setting, phase, batch)
+    tape.module = "loss"
+    rows = logits.shape[0] * logits.shape[1]
+    labels = tape.empty((rows,), "int64", "ids rolled by one")
+    scaled = divided(logits, setting.job.verl.logits)
+    log_probs = token_log_probs(scaled, labels)
+    del scaled, labels
+    log_probs = ops.copy(log_probs, "log-probabilities, padded")
+    advantages = tape.empty((rows,), "fp32", "advantages")
+    before = tape.empty((rows,), "fp32", "log-probabilities of the step before")
+    ratio = ops.exp(ops.clamp(ops.subtract(log_probs, before)))
+    clipped = ops.clamp(ratio)
+    first, second = ops.neg(ops.mul(ratio, advantages)), ops.neg(ops.mul(clipped, advantages))
+    per_token = ops.least(first, second)
+    del ratio, clipped, first, second, before, advantages, log_probs
+    loss = ops.scale(ops.total(per_token))
+    del per_token, logits  # the model's output is named until the step's forward returns
+    return loss
+
+
+def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """Log-probabilities without gradients; torch.compile's kernels of their entropies hold no logits of their own."""
+    logits = own_logits(net, setting, phase, batch)
+    net.tape.module = "loss"
+    labels = net.tape.empty((logits.shape[0] * logits.shape[1],), "int64", "ids rolled by one")
+    return token_log_probs(divided(logits, setting.job.verl.logits), labels)

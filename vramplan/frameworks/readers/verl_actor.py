@@ -1,0 +1,335 @@
+"""verl's GRPO and its kin on FSDP, as its own actor runs it (0.4 to 0.9.1): ``verl.trainer.main_ppo``.
+
+One GPU's part of a step: vLLM generates in processes of its own, the actor scores the completions, and is updated. The
+reference comes from host memory, a layer at a time, and needs less than the actor's own scoring. (0.9.1:
+trainer/ppo/v1, workers/engine_workers.py, workers/engine/fsdp; before 0.8: workers/fsdp_workers.py,
+workers/actor/dp_actor.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from vramplan.errors import ConfigError, VramplanError
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
+from vramplan.frameworks.readers import verl_fsdp, verl_rl
+from vramplan.frameworks.readers.trainer_arguments import lora_targets
+from vramplan.frameworks.readers.verl_batches import most_tokens
+from vramplan.frameworks.readers.verl_rl import (
+    ACTOR,
+    BUDGET,
+    GENERATIONS,
+    MICRO_BATCH,
+    MINI_BATCH,
+    MODEL,
+    REF,
+    ROLLOUT,
+    SECTION,
+)
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS, FUSED_KERNELS
+from vramplan.inputs.model_names import named_model
+from vramplan.inputs.verl import Verl
+from vramplan.units import ceil_div, divisors
+
+PACKAGE, FIRST, NEWEST = "verl", "0.4", "0.9.1"
+FSDP = f"{ACTOR}fsdp_config."
+NOT_MODELLED: tuple[str, ...] = (
+    f"{ACTOR}entropy_coeff", f"{ACTOR}calculate_entropy", f"{ACTOR}calculate_sum_pi_squared",
+    f"{ACTOR}use_prefix_grouper", f"{ACTOR}entropy_checkpointing", f"{ACTOR}entropy_from_logits_with_chunking",
+    f"{ACTOR}pad_to_length", f"{ACTOR}use_fused_kernels", f"{ACTOR}freeze_vision_tower",
+    f"{FSDP}offload_policy", f"{FSDP}forward_prefetch", f"{FSDP}mixed_precision", f"{FSDP}entropy_checkpointing",
+    f"{FSDP}entropy_from_logits_with_chunking", f"{FSDP}pad_to_length", f"{FSDP}qat.enable",
+    f"{FSDP}wrap_policy.min_num_params", f"{FSDP}wrap_policy.disable",
+    f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap",
+    f"{MODEL}use_fused_kernels", f"{MODEL}enable_activation_offload", f"{MODEL}tiled_mlp.enabled",
+    f"{MODEL}mtp.enable", f"{MODEL}lora_adapter_path", f"{MODEL}exclude_modules", f"{MODEL}target_parameters",
+    f"{MODEL}external_lib", f"{MODEL}lora.merge", f"{MODEL}lora.rank",
+    f"{REF}entropy_checkpointing", f"{REF}model.path", f"{REF}fsdp_config.model_dtype",
+    f"{ROLLOUT}nnodes", f"{ROLLOUT}quantization", f"{ROLLOUT}qat.enable", "distillation.enabled",
+)  # fmt: skip
+"""Settings that change memory, and are not modelled unless they are off."""
+ONLY: dict[str, tuple[str, ...]] = {
+    f"{ACTOR}use_torch_compile": ("true",),
+    f"{FSDP}use_torch_compile": ("true",),
+    f"{FSDP}dtype": ("bfloat16", "bf16"),
+    f"{FSDP}strategy": ("fsdp",),
+    f"{ROLLOUT}dtype": ("bfloat16", "bf16"),
+    f"{ROLLOUT}pipeline_model_parallel_size": ("1",),
+    f"{ROLLOUT}data_parallel_size": ("1",),
+    f"{ROLLOUT}expert_parallel_size": ("1",),
+    f"{ROLLOUT}checkpoint_engine.backend": ("naive",),
+    f"{SECTION}.hybrid_engine": ("true",),
+    "trainer.v1.trainer_mode": ("sync",),
+    "trainer.use_v1": ("true",),
+    "trainer.use_legacy_worker_impl": ("auto", "enable"),
+    "trainer.device": ("cuda",),
+}
+"""Settings of which these values alone are modelled."""
+
+
+def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
+    """The job of a command or file.
+
+    Raises:
+        UnsupportedError: for what is not modelled, with the estimate that comes nearest.
+        ConfigError: for a batch with which verl stops.
+    """
+    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
+    if reasons:
+        raise verl_rl.refuse(config, reasons)
+    gpus = verl_rl.num_gpus(config)
+    batch = _by_tokens(config, gpus) if verl_rl.counts_tokens(config) else _by_samples(config, gpus)
+    job: dict[str, Any] = {
+        "task": "grpo",
+        "loss": "log_probs",
+        "loop": "plain",
+        "optimizer": verl_fsdp.optimizer(config, f"{ACTOR}optim."),
+        "attention": verl_fsdp.attention(config, MODEL),
+        "checkpointing": "full" if config.boolean(f"{MODEL}enable_gradient_checkpointing", default=True) else "none",
+        "prompt_length": config.integer("data.max_prompt_length", default=512),
+        "num_generations": config.integer(GENERATIONS, default=1),
+        "num_gpus": gpus,
+        "strategy": "fsdp",
+        "fsdp": verl_fsdp.sharding(config, gpus, FSDP) | {"sync_each_batch": _reduces_each(config, version)},
+        **_adapters(config),
+        **verl_fsdp.dtypes(config, FSDP),
+        **batch,
+        **_engine(config, version, gpus),
+        "verl": _verl(config, version, batch),
+        # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
+        **allocator_settings(config, expandable=at_least(version, "0.6")),
+    }
+    if job["method"] == "lora":
+        job["lora_dtype"] = job["dtype"]
+    if config.boolean(f"{MODEL}use_liger", default=False):
+        job["fused_kernels"] = FUSED_KERNELS
+    if _refers(config):
+        job["reference"] = "adapters_off" if job["method"] == "lora" else "model"
+    _note_defaults(config)
+    if not job.get("expandable_segments"):
+        config.note(
+            "doubt",
+            "micro-batches",
+            f"differ in length, and what they leave in torch's cache is not counted; set {EXPANDABLE_SEGMENTS}",
+        )
+    return ParsedConfig(
+        PACKAGE,
+        f"{version} ({where})",
+        _model(config),
+        job,
+        _names(config, batch) | {"verl": _offloads(job["verl"])},
+        config.notes,
+        task="GRPO",
+        rows="packed" if batch["batches"] == "packed" else "samples",
+    )
+
+
+def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
+    """What keeps the job from being estimated, each named by its setting."""
+    if not at_least(version, FIRST):
+        yield f"{config.source.where}: verl {version}: its step before {FIRST} is not modelled"
+    for name in NOT_MODELLED:
+        if not config.is_off(name, 0, 0.0):
+            yield str(config.unsupported(name))
+    for name, values in ONLY.items():
+        if config.has(name) and str(config.get(name).value).lower() not in values:  # type: ignore[union-attr]
+            yield str(config.unsupported(name, f"is not modelled yet; modelled: {values[0]}"))
+    padding = f"{MODEL}use_remove_padding"
+    if not config.boolean(padding, default=at_least(version, "0.7")):
+        given = config.place(padding) if config.has(padding) else padding
+        yield f"{given}: off, so rows are padded, which is not modelled yet; modelled: True"
+    if verl_rl.num_gpus(config) == 1:
+        yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
+    if _model_type(config) in IMAGE_PROCESSORS:
+        yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
+
+
+def _by_samples(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """Samples without padding, in the worst case all of the longest.
+
+    Raises:
+        ConfigError: for a batch with which verl stops.
+    """
+    length, mini = _longest(config), _mini_batch(config, gpus)
+    micro = verl_rl.micro_batch(config, length, gpus)
+    if mini % micro:
+        raise ConfigError(
+            f"{config.place(MICRO_BATCH)}: {micro} does not divide the {mini} samples of a GPU ({MINI_BATCH} x"
+            f" {GENERATIONS} over {gpus} GPUs): verl stops at that"
+        )
+    return {
+        "batches": "unpadded",
+        "sequence_length": length,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": mini // micro,
+    }
+
+
+def _by_tokens(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have."""
+    budget, longest = config.integer(BUDGET, default=16384), _longest(config)
+    total = _mini_batch(config, gpus) * longest
+    if budget < longest:
+        config.note(
+            "warning", BUDGET, f"{budget:,} is less than a prompt with its response, {longest:,}: verl stops at one"
+        )
+    elif budget < total:
+        fullest = min(total, most_tokens(budget, longest))
+        config.note(
+            "doubt",
+            BUDGET,
+            f"decides how many micro-batches there are; verl divides samples among them by work, so that one may hold"
+            f" up to {fullest:,} tokens; --set {BUDGET}={fullest} says whether they fit",
+        )
+    return {
+        "batches": "packed",
+        "sequence_length": min(budget, total),
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": ceil_div(total, budget),
+    }
+
+
+def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str, Any]:
+    """What verl alone has: temperature, scoring, host memory, and the way to vLLM."""
+    warm = config.number(f"{ROLLOUT}temperature", default=1.0) != 1
+    logits = "in_place" if not at_least(version, "0.9") else "copied"
+    if at_least(version, "0.9.1") and not warm:
+        logits = "undivided"
+    return {
+        "logits": logits,
+        "scored_tokens": _scored_tokens(config, batch),
+        "param_offload": config.boolean(f"{FSDP}param_offload", default=False),
+        "optimizer_offload": config.boolean(f"{FSDP}optimizer_offload", default=False),
+        "layered_summon": config.boolean(f"{ROLLOUT}layered_summon", default=False),
+        "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
+    }
+
+
+def _scored_tokens(config: ConfigReader, batch: dict[str, Any]) -> int:
+    """Tokens of the largest forward that scores, the actor's or the reference's.
+
+    Raises:
+        ConfigError: if the actor's is not set, at which verl stops.
+    """
+    found = []
+    for section, scores in ((ROLLOUT, True), (REF, _refers(config))):
+        each, whole = (f"{section}log_prob_micro_batch_size{end}" for end in ("_per_gpu", ""))
+        tokens = f"{section}log_prob_max_token_len_per_gpu"
+        config.read_keys |= {each, whole, tokens, f"{section}log_prob_use_dynamic_bsz"}
+        if not scores:
+            continue
+        if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=batch["batches"] == "packed"):
+            found.append(config.integer(tokens, default=config.integer(BUDGET, default=16384)))
+        elif config.has(each) and not config.is_null(each):
+            found.append(config.integer(each, default=1) * _longest(config))
+        elif config.has(whole) and not config.is_null(whole):
+            found.append(ceil_div(config.integer(whole, default=1), verl_rl.num_gpus(config)) * _longest(config))
+        else:
+            raise ConfigError(f"{config.source.where}: {each} is not set: verl stops at that")
+    scored = max(found)
+    return scored if batch["batches"] == "packed" else ceil_div(scored, _longest(config)) * _longest(config)
+
+
+def _engine(config: ConfigReader, version: str, gpus: int) -> dict[str, Any]:
+    """VLLM, whose longest text is the model's positions, before 0.7 a prompt with its response."""
+    engine = verl_rl.engine(config, gpus)
+    if "vllm_max_length" not in engine and not at_least(version, "0.7"):
+        engine["vllm_max_length"] = _longest(config)
+    return engine
+
+
+def _reduces_each(config: ConfigReader, version: str) -> bool:
+    """Whether gradients are reduced after every micro-batch; 0.9.0 always keeps them whole until the last."""
+    keeps = config.boolean(f"{FSDP}use_no_sync_for_gradient_accumulation", default=False)
+    return not at_least(version, "0.9") or (at_least(version, "0.9.1") and not keeps)
+
+
+def _refers(config: ConfigReader) -> bool:
+    """Whether a reference scores as well."""
+    return config.boolean(f"{ACTOR}use_kl_loss", default=False) or config.boolean(
+        "algorithm.use_kl_in_reward", default=False
+    )
+
+
+def _adapters(config: ConfigReader) -> dict[str, Any]:
+    """LoRA from a rank of 1 on."""
+    rank = config.integer(f"{MODEL}lora_rank", default=0, least=0)
+    targets = f"{MODEL}target_modules"
+    if rank == 0:
+        config.read_keys.add(targets)
+        return {"method": "full"}
+    return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, targets)}
+
+
+def _longest(config: ConfigReader) -> int:
+    """Tokens of a prompt with its response."""
+    return config.integer("data.max_prompt_length", default=512) + config.integer(
+        "data.max_response_length", default=512
+    )
+
+
+def _mini_batch(config: ConfigReader, gpus: int) -> int:
+    """Samples of a GPU for one update.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    samples = config.integer(MINI_BATCH, default=256) * config.integer(GENERATIONS, default=1) // gpus
+    if samples < 1:
+        raise ConfigError(f"{config.place(MINI_BATCH)}: fewer samples than {gpus} GPUs: verl stops at that")
+    return samples
+
+
+def _note_defaults(config: ConfigReader) -> None:
+    """Name what decides memory and was not given."""
+    for name, default in (
+        ("data.max_prompt_length", "512"),
+        ("data.max_response_length", "512"),
+        (MINI_BATCH, "256"),
+        (GENERATIONS, "1"),
+        ("trainer.n_gpus_per_node", "8"),
+        (f"{ROLLOUT}gpu_memory_utilization", "0.5"),
+    ):
+        if not config.has(name):
+            config.note("default", name, f"not set: {default}")
+
+
+def _names(config: ConfigReader, batch: dict[str, Any]) -> dict[str, KeyNames]:
+    """The keys of what may be changed."""
+    names: dict[str, KeyNames] = {
+        "checkpointing": {"full": f"{MODEL}enable_gradient_checkpointing True"},
+        "lora_rank": f"{MODEL}lora_rank",
+        "vllm_share": f"{ROLLOUT}gpu_memory_utilization",
+        "vllm_max_length": f"{ROLLOUT}max_model_len",
+        "vllm_tensor_parallel": verl_rl.TENSOR_PARALLEL,
+    }
+    if batch["batches"] == "packed":
+        return names | {"sequence_length": BUDGET}
+    samples = batch["micro_batch_size"] * batch["gradient_accumulation_steps"]
+    whole = config.integer(MINI_BATCH, default=256)
+    steps = dict.fromkeys(divisors(samples), f"{MINI_BATCH} {whole}")
+    return names | {"micro_batch_size": MICRO_BATCH, "gradient_accumulation_steps": steps}
+
+
+def _offloads(verl: dict[str, Any]) -> dict[Verl, str]:
+    """What waits in host memory, by the keys."""
+    return {
+        settings: "; ".join(f"{FSDP}{name} True" for name in names.split())
+        for names, settings in Verl(**verl).offloads().items()
+    }
+
+
+def _model(config: ConfigReader) -> str:
+    return config.string(f"{MODEL}path") or ""
+
+
+def _model_type(config: ConfigReader) -> str:
+    """The architecture; empty for a model that is not known here."""
+    with suppress(VramplanError):  # whoever loads it says why it cannot be
+        return named_model(_model(config)).spec.model_type if _model(config) else ""
+    return ""

@@ -1,0 +1,42 @@
+"""Settings that verl's reinforcement training alone has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vramplan.inputs.record import Record, field
+
+
+class Verl(Record):
+    """How verl's actor computes, scores and makes room for vLLM (`task` grpo with `loss` log_probs)."""
+
+    logits: Literal["undivided", "copied", "in_place"] = "undivided"
+    """What becomes of the logits as they are divided by the temperature: nothing at a temperature of 1 (verl 0.9.1), a
+    copy at another one (verl 0.9), or the quotients overwrite them (verl up to 0.8)."""
+    scored_tokens: int | None = field(default=None, gt=0, le=1 << 24)
+    """Tokens of a forward without gradients (samples of ``log_prob_micro_batch_size_per_gpu``, or
+    ``log_prob_max_token_len_per_gpu``); null: those of a micro-batch."""
+    param_offload: bool = False
+    """Whether weights wait in host memory while vLLM generates and the reference scores."""
+    optimizer_offload: bool = False
+    """Whether optimizer states wait in host memory except while the actor is updated."""
+    layered_summon: bool = False
+    """Adapters: whether a layer at a time is gathered to send them to vLLM, and not the whole model."""
+    bucket_mib: int = field(default=2048, gt=0, le=1 << 20)
+    """MiB of the bucket in which weights go to vLLM (``update_weights_bucket_megabytes``)."""
+
+    @property
+    def in_host_memory(self) -> tuple[str, ...]:
+        """What of a model waits in host memory while it is not needed."""
+        waits = {"weights": self.param_offload, "optimizer": self.optimizer_offload}
+        return tuple(name for name, does in waits.items() if does)
+
+    def offloads(self) -> dict[str, Verl]:
+        """More that could wait in host memory, the least first: its names, and the settings with it."""
+        found = {}
+        if not self.optimizer_offload:
+            found["optimizer_offload"] = self.model_copy(update={"optimizer_offload": True})
+        if not self.param_offload:
+            both = {"optimizer_offload": True, "param_offload": True}
+            found["optimizer_offload param_offload"] = self.model_copy(update=both)
+        return found
