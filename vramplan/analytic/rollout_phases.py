@@ -23,7 +23,7 @@ from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
-from vramplan.units import ceil_div
+from vramplan.units import DTYPE_BYTES, ceil_div
 
 DECODED = 256
 """Forwards of one token that are simulated; of more, each stands for several."""
@@ -56,7 +56,7 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if step.job.task not in ROLLOUTS:
         return []
-    return [*_generation(step, generated), *_scoring(step)]
+    return [_beside_images(step, phase) for phase in (*_generation(step, generated), *_scoring(step))]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -169,7 +169,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
     if not is_scored(step.job):
         return
-    record = simulate_scoring(step.setting)
+    record = simulate_scoring(step.setting, steps_per_generation(step.job))
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)
     section_of = unfolded.section_of
@@ -189,10 +189,42 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
         size = _weight_bytes(step)
     else:
         size = gathered_bytes(step)
+    return _beside(Storage(size, "communication", f"weights gathered for {phase.name}"), phase)
+
+
+def _beside_images(step: Step, phase: RolloutPhase) -> RolloutPhase:
+    """A phase beside the images of the generation before, which the trainer holds until the next is there.
+
+    (trl 1.16, trainer/grpo_trainer.py: _prepare_inputs, self._buffered_inputs.)
+    """
+    steps = min(step.job.gradient_accumulation_steps, steps_per_generation(step.job))
+    size = steps * _image_bytes(step)
+    return _beside(Storage(size, "activation", "images of the generation before"), phase) if size else phase
+
+
+def later_images(step: Step) -> Storage | None:
+    """The images of a generation's micro-batches that later optimizer steps train on, which wait on the GPU."""
+    job = step.job
+    steps = steps_per_generation(job) - job.gradient_accumulation_steps if job.task in ROLLOUTS else 0
+    size = max(0, steps) * _image_bytes(step)
+    return Storage(size, "activation", "images of the generation's later steps") if size else None
+
+
+def _image_bytes(step: Step) -> int:
+    """Bytes of the images of a micro-batch."""
+    setting = step.setting
+    if setting.vision is None or not setting.has_images:
+        return 0
+    names = {one.name for one in setting.vision.image.tensors}
+    images = (one for one in setting.inputs if one.name in names)
+    return step.job.micro_batch_size * sum(one.num_elements * DTYPE_BYTES[one.dtype] for one in images)
+
+
+def _beside(storage: Storage, phase: RolloutPhase) -> RolloutPhase:
+    """A phase in which a storage lives from the beginning to the end."""
     number, kind = len(phase.kind_of), len(phase.kinds)
-    gathered = Storage(size, "communication", f"weights gathered for {phase.name}")
     return phase._replace(
-        kinds=[*phase.kinds, gathered],
+        kinds=[*phase.kinds, storage],
         kind_of=phase.kind_of + array("i", [kind]),
         events=array("i", [number, *phase.events, ~number]),
     )

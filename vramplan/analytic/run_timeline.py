@@ -12,6 +12,7 @@ from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.rollout_phases import (
     Generated,
     generates_each_micro_step,
+    later_images,
     rollout_phases,
     shared_weight_bytes,
 )
@@ -164,6 +165,8 @@ class SimulatedRun:
         share.prepare()
         if vllm.is_colocated(self.step.job):
             record.allocate(vllm.held(self.step.job, self.step.card, shared_weight_bytes(self.step)))
+        if (later := later_images(self.step)) is not None:
+            record.allocate(later)
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([LATER] * len(simulated))

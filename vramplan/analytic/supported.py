@@ -42,10 +42,15 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     """
     check_spec(spec)
     architecture, config = model.architecture, model.config
-    if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
+    if job.task in TRL_TASKS and architecture.decoder is None:
         raise UnsupportedError(
-            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
-            " trainer is modelled for"
+            f"{setting('task', job.task)}: {spec.model_type} is no causal language model, which TRL's trainer is"
+            " modelled for"
+        )
+    if job.task == "reward" and model.tower is not None:
+        raise UnsupportedError(
+            f"{setting('task', 'reward')}: {spec.model_type} is no causal language model of text alone, of which reward"
+            " models are modelled"
         )
     if job.joins_texts and (architecture.decoder is None or model.tower is not None):
         raise UnsupportedError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, of_other_prompts
 from vramplan.analytic.layers.label_log_probs import label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -31,8 +31,7 @@ def dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
 
 def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``KTOTrainer.forward`` of the policy, then of the reference: each scores the answers of the KL term first."""
-    inputs = {name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
-    kl_batch = batch._replace(inputs=inputs)
+    kl_batch = of_other_prompts(batch)
     with without_gradients(net, phase, "policy.") as own:
         _answer_log_probs(net, setting, own, kl_batch, phase)
     sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
