@@ -62,7 +62,7 @@ OF_TWO: tuple[dict[str, Any], ...] = (
 def cases() -> Iterator[dict[str, Any]]:
     """All runs of TRL 1.16: the family of the model, and the job."""
     for family in SEEING:
-        yield from (case(family, job) for job in BY_FAMILY)
+        yield from (case(family, job) for job in BY_FAMILY if family != "mllama" or job["task"] != "grpo")
     for family in CLOSELY:
         yield from (case(family, job) for job in OF_EACH)
     for family in ("llava", "qwen2_5_vl"):

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tests.trl_grpo_trace import Grpo, GrpoRun, Rloo
 from tests.trl_trace import Dpo, Kto, Setup, TrlRun
 from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.job import ROLLOUTS
 from vramplan.torch_backend.model.adapters import excluded_modules, freeze
 from vramplan.torch_backend.model.batches import image_batch
 from vramplan.torch_backend.model.build import from_config
@@ -56,43 +56,10 @@ def without_values(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int64)
 
 
-class Completed(Images):
-    """Completions of prompts with images."""
-
-    def batch(self) -> dict[str, Any]:
-        """A micro-batch of a generation."""
-        prompt, made, rows = self.job.prompt_length or 0, super().batch(), self.rows(self.job.micro_batch_size)
-        for kind, whole in (("ids", rows.pop("input_ids")), ("mask", rows.pop("attention_mask"))):
-            made |= {f"prompt_{kind}": whole[:, :prompt].clone(), f"completion_{kind}": whole[:, prompt:].clone()}
-        return {**made, **rows, **self.counts(rows.get("pixel_values"))}
-
-    def counts(self, pixels: torch.Tensor | None) -> dict[str, list[int]]:
-        """Numbers of images, and of tiles if these are the rows of the pixels (InternVL)."""
-        if pixels is None or self.images is None:
-            return {}
-        counts = {"num_images": [self.job.images] * self.job.micro_batch_size}
-        if pixels.dim() == 4 and pixels.size(0) != sum(counts["num_images"]):
-            counts["num_tiles"] = [self.job.images * self.images.processed.tiles] * self.job.micro_batch_size
-        return counts
-
-
-class SeeingGrpo(Completed, Grpo):
-    """GRPOTrainer."""
-
-
-class SeeingRloo(Completed, Rloo):
-    """RLOOTrainer."""
-
-
 class Seeing(TrlRun):
     """A tracked run of a trainer whose batches have images."""
 
-    setups: ClassVar[dict[str, type[Setup]]] = {
-        "dpo": SeeingDpo,
-        "kto": SeeingKto,
-        "grpo": SeeingGrpo,
-        "rloo": SeeingRloo,
-    }
+    setups: ClassVar[dict[str, type[Setup]]] = {"dpo": SeeingDpo, "kto": SeeingKto}
 
     setup: Images
 
@@ -118,20 +85,10 @@ class Seeing(TrlRun):
         return tensor
 
 
-class SeeingGrpoRun(Seeing, GrpoRun):
-    """The same of completions, which are scored in front of each optimizer step."""
-
-    def _generated(self) -> dict[str, Any]:
-        rows = self.job.micro_batch_size * self.job.gradient_accumulation_steps
-        whole = type(self.setup)(self.job.model_copy(update={"micro_batch_size": rows}), 0, {})
-        whole.images = self.setup.images
-        return whole.batch()
-
-    def _seen(self, batch: dict[str, Any]) -> dict[str, Any]:
-        texts = ("prompt", "completion", "advantages", "old_", "ref_", "num_items")
-        return {name: value for name, value in batch.items() if not name.startswith(texts)}
-
-
 def run_of(task: str | None) -> type[Seeing]:
     """The run of a task."""
-    return SeeingGrpoRun if task in ("grpo", "rloo") else Seeing
+    if task not in ROLLOUTS:
+        return Seeing
+    from tests.trl_seeing_grpo_trace import SeeingGrpoRun
+
+    return SeeingGrpoRun

@@ -15,10 +15,10 @@ from vramplan.analytic.supported import check_model, check_modelled
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, processed_image
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.task_rules import TRL_TASKS
+from vramplan.inputs.task_rules import SCORING
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
 
@@ -90,8 +90,10 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
     Raises:
         ConfigError: for a prompt with less tokens than its images.
     """
+    if job.loss == "logits_to_keep":  # which ms-swift leaves out for such a model under transformers 4
+        return job.model_copy(update={"prompt_length": None})
     tokens = job.pictures * image.all_tokens
-    if job.task not in TRL_TASKS or not tokens:
+    if job.task not in (*SCORING, *ROLLOUTS) or not tokens:
         return job
     if job.prompt_length is None:
         return job.model_copy(update={"prompt_length": min(tokens, job.sequence_length - 1)})

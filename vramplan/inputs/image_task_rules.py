@@ -7,17 +7,12 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.task_rules import TRL_TASKS
 
 WITH_IMAGES: dict[str, tuple[Loss, ...]] = {
-    "dpo": ("chunked",),
-    "kto": ("chunked",),
+    "dpo": ("chunked", "log_softmax", "logits_to_keep"),
+    "kto": ("chunked", "log_softmax", "logits_to_keep"),
     "grpo": ("chunked",),
     "rloo": ("chunked",),
 }
 """The losses that are modelled of batches with images; the first is that of TRL 1.16."""
-
-
-def takes_images(task: object, loss: object) -> bool:
-    """Whether a task's trainer takes images with a way to compute the loss."""
-    return task not in TRL_TASKS or loss in WITH_IMAGES.get(str(task), ())
 
 
 def sees(job: Job) -> bool:
@@ -29,12 +24,12 @@ IMAGE_TASK_RULES = (
     Rule(
         lambda job: sees(job) and job.task not in WITH_IMAGES,
         UNSUPPORTED,
-        "{task} with {images}: TRL's trainer takes text alone; use {images=0}",
+        "{task} with {images} is not modelled: TRL's trainer takes text alone; use {images=0}, or {task=dpo}",
     ),
     Rule(
-        lambda job: sees(job) and job.loss not in WITH_IMAGES[str(job.task)],
+        lambda job: sees(job) and job.loss not in WITH_IMAGES.get(str(job.task), ()),
         UNSUPPORTED,
-        "{loss} with {task} and {images} was not compared with a run of its trainer; use {loss=chunked}, or {images=0}",
+        "{loss} with {task} and {images} was not compared with a run of its trainer; use {images=0}",
     ),
     Rule(
         lambda job: sees(job) and job.videos > 0 and job.loss in ("chunked", "standard"),

@@ -8,7 +8,6 @@ from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.image_task_rules import takes_images
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
@@ -84,7 +83,7 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     _check_videos(job)
     if spec.model_type in IMAGE_PROCESSORS:
         if not job.get("videos"):
-            job.setdefault("images", int(not is_text_only(spec) and takes_images(job.get("task"), job.get("loss"))))
+            job.setdefault("images", 0 if is_text_only(spec) else 1)
         _check_parts(job)
     elif spec.model_type not in model_inputs.MODEL_INPUTS:
         _check_text_only(spec, job)

@@ -78,7 +78,8 @@ def _cloned(net: Modules, batch: Batch) -> Batch:
 
 
 def _in_fp32(net: Modules, logits: Tensor) -> Tensor:
-    """``logits.to(torch.float32)``, whose caller gives up the half-precision ones."""
+    """``logits.to(torch.float32)``, whose caller gives up the half-precision ones; no other output is held."""
+    net.features.clear()
     net.tape.module = "loss"
     return ops.to(logits, "fp32", "logits in fp32")
 

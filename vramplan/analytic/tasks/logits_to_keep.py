@@ -61,5 +61,6 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     means = tape.empty((rows, kept), logits.dtype, "means of the logits")
     per_token = label_log_probs(logits, labels).view(rows, kept)
     sums = ops.total(ops.mul(per_token, scored, "log-probabilities of answers"))
+    net.features.clear()
     del logits, rolled, scored, labels, per_token  # with the function's locals
     return sums, means

@@ -305,10 +305,10 @@ def _same_engine(job: Job, other: Job) -> bool:
 
 UNREAD = {
     "preference training of this kind": (
-        "bco", "xpo", "nash_md", "online_dpo", "dpo_vlm", "dpo_online", "tpo", "mpo_vlm",
+        "bco", "xpo", "nash_md", "online_dpo", "dpo_online", "tpo", "mpo_vlm",
     ),
     "reinforcement training of this kind": (
-        "ppo", "grpo_vlm", "gspo", "gspo_vlm", "ppo_tldr", "rloo_vlm", "ppo/ppo", "grpo_agent", "async_grpo",
+        "ppo", "gspo", "gspo_vlm", "ppo_tldr", "ppo/ppo", "grpo_agent", "async_grpo",
     ),
     "distillation": ("gkd", "gold", "minillm", "distillation"),
     "training of a process reward model": ("prm",),
