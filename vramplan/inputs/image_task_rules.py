@@ -8,7 +8,7 @@ from vramplan.inputs.task_rules import TRL_TASKS
 
 WITH_IMAGES: dict[str, tuple[Loss, ...]] = {
     "dpo": ("chunked", "log_softmax", "logits_to_keep"),
-    "kto": ("chunked", "log_softmax", "logits_to_keep"),
+    "kto": ("chunked", "log_softmax"),
     "grpo": ("chunked",),
     "rloo": ("chunked",),
 }
