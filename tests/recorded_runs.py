@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import card_of, spec_of
+from tests.matrix_cases import spec_for
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -37,8 +38,8 @@ def job_of(row: dict[str, Any]) -> Job:
 
 
 def model_of(row: dict[str, Any]) -> ModelSpec:
-    """The model of a row."""
-    return spec_of(row["model"], **row["config"])
+    """The model of a row: one of the catalogue, or a small one that sees."""
+    return spec_for(row["seeing"]) if "seeing" in row else spec_of(row["model"], **row["config"])
 
 
 def estimated_peaks(row: dict[str, Any], gpu: str) -> dict[str, int]:

@@ -69,7 +69,7 @@ def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> Non
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [("bert-base-uncased", "text alone"), ("qwen2-vl-2b-instruct", "images"), ("granite-3.1-2b-instruct", "has no")],
+    [("bert-base-uncased", "no causal"), ("qwen2-vl-2b-instruct", "text alone"), ("granite-3.1-2b-instruct", "has no")],
 )
 def test_a_model_that_the_task_is_not_modelled_for(model: str, said: str) -> None:
     with pytest.raises(VramplanError, match=said):

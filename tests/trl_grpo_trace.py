@@ -106,19 +106,32 @@ class GrpoRun(TrlRun):
         self.tracker.enter = lambda phase: enter("scoring" if self.scores else phase)  # type: ignore[method-assign]
         super()._observe(trainer, reference)
 
+    def _generated(self) -> dict[str, Any]:
+        """A generation, which is scored a micro-batch at a time: of more than one, texts are too small to matter."""
+        return self.setup.batch()
+
+    def _seen(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What a batch has of images."""
+        return {}
+
     def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
         from trl.models.utils import disable_gradient_checkpointing
 
         if self.job.reference or self.job.task == "rloo":
             self.scores = True
             self.tracker.enter("scoring")
-            batch = {name: self._on_device(tensor) for name, tensor in self.setup.batch().items()}
+            batch = {name: self._on_device(tensor) for name, tensor in self._generated().items()}
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             settings = trainer.args.gradient_checkpointing_kwargs
             with torch.no_grad(), disable_gradient_checkpointing(trainer.model, settings):
                 found = trainer._get_per_token_logps_and_entropies(
-                    trainer.model, ids, mask, batch["completion_ids"].size(1), batch_size=ids.size(0)
+                    trainer.model,
+                    ids,
+                    mask,
+                    batch["completion_ids"].size(1),
+                    batch_size=self.job.micro_batch_size,
+                    **self._seen(batch),
                 )
             del found, batch, ids, mask
             self.scores = False

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.utils._mode_utils import no_dispatch
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -74,7 +75,7 @@ class MaskFakes(Fakes):
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """The result of an operation on fake tensors."""
-        if func is aten.index.Tensor and (mask := _mask(args[1])) is not None:
+        if func is aten.index.Tensor and (mask := _mask(args[1])) is not None and not _has_values(args[0]):
             return self._selected(mask, args[0], (-1, *args[0].shape[mask.dim() :]))
         if func is aten.index.Tensor and (mask := _mask(args[1][1:])) is not None:  # of a row on its own, by ms-swift
             first = args[0].dim() > 2  # logits_to_keep selects the first answer's first token too
@@ -89,7 +90,7 @@ class MaskFakes(Fakes):
     def _selected(self, mask: torch.Tensor, source: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         number = self._positions(mask, keep=True)
         if shape[0] == -1:
-            shape = (num_scored(mask.shape, self.answer_tokens), *shape[1:])
+            shape = (self._number(mask), *shape[1:])
         with in_kernel_invocation_manager(self.mode):
             empty = torch.empty(shape, dtype=source.dtype, device="meta")
         self._free(number)
@@ -99,15 +100,27 @@ class MaskFakes(Fakes):
         """Memory of the positions that are selected, which torch finds first (native/IndexingUtils.h)."""
         if self.tracker is None:
             return None
-        num_bytes = 8 * mask.dim() * num_scored(mask.shape, self.answer_tokens)
+        num_bytes = 8 * mask.dim() * self._number(mask)
         number = self.tracker.allocate(Record(num_bytes, "positions of a mask", "", (num_bytes,), "uint8"))
         if not keep:
             self.tracker.free(number)
         return number
 
+    def _number(self, mask: torch.Tensor) -> int:
+        """Elements that a mask selects."""
+        if _has_values(mask):
+            with no_dispatch():
+                return int(mask.constant.sum())  # type: ignore[attr-defined]
+        return num_scored(mask.shape, self.answer_tokens)
+
     def _free(self, number: int | None) -> None:
         if number is not None and self.tracker is not None:
             self.tracker.free(number)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor keeps its numbers, which a model of images reads."""
+    return getattr(tensor, "constant", None) is not None
 
 
 def _mask(indices: Any) -> torch.Tensor | None:
@@ -127,6 +140,11 @@ class Answers(HostReads):
 
     def answer(self, func: Any, args: Any, module: Callable[[], str]) -> Any:
         """The result of an operation that needs data."""
+        reads_mask = func is aten._local_scalar_dense.default and args[0].dtype is torch.bool
+        if reads_mask and self.job.batches == "padded" and _called_by("masking_utils.py"):
+            return "vision" in module()  # texts are padded, patches are not
+        if _has_values(args[0]):
+            return NotImplemented
         if func is aten.nonzero.default and _called_by_trl():
             rows = num_scored(args[0].shape, self.answer_tokens)
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
@@ -383,14 +401,17 @@ class TrlRun:
 
     without_gradients = "reference"
     """The phase of forwards without gradients."""
+    setups: Mapping[str, type[Setup]] = SETUPS
 
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, task: str, prompt: int = 0, **options: Any) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
-        self.setup = SETUPS[task](job, prompt, options)
+        self.setup = self.setups[task](job, prompt, options)
         answer_tokens = job.sequence_length - max(prompt, 1)
         self.fakes = MaskFakes(answer_tokens)
         self.tracker = StorageTracker(self.fakes, Answers(job, spec.name, answer_tokens).answer, gpu)
         self.fakes.tracker = self.tracker
+        self.outer: Any = self.fakes.mode
+        """The mode around the tracker while steps run."""
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
@@ -469,7 +490,7 @@ class TrlRun:
                 trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
         self._observe(trainer, reference)
         trainer.current_gradient_accumulation_steps = job.gradient_accumulation_steps
-        with tracker.modules(trainer.model), self.fakes.mode, tracker:
+        with tracker.modules(trainer.model), self.outer, tracker:
             for _ in range(EAGER_STEPS):
                 self._step(trainer, wrapped, optimizer)
         self.trainer = trainer

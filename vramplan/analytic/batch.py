@@ -51,6 +51,12 @@ def make_batch(tape: Tape, spec: StepSpec, phase: str, samples: int, steps: int 
     return Batch(inputs, list(waiting.values()))
 
 
+def of_other_prompts(batch: Batch) -> Batch:
+    """KTO's answers of other prompts, for the KL term; they see the images of the batch."""
+    own = {name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
+    return batch._replace(inputs={**batch.inputs, **own})
+
+
 def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
     """The batch, fp32 inputs cast to the model's dtype: by the Trainer under DeepSpeed (_prepare_input), or by FSDP."""
     dtype = job.dtype if job.loop == "trainer" and job.strategy.startswith("zero") else job.computed_dtype

@@ -12,11 +12,13 @@ from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import liger_layers, liger_model
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.supported import check_model, check_modelled
+from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import processed_image
-from vramplan.inputs.job import Job
+from vramplan.inputs.images import ProcessedImage, processed_image
+from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import SCORING
 from vramplan.inputs.teachers import teacher_of
 from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
@@ -61,19 +63,20 @@ def lay_out(
     """
     model = architecture_of(spec)
     folds = folds_of(model)
+    vision = vision_of(spec, job, model)
     replaced = liger_model(spec.model_type, model.config.text("model_type", spec.model_type))
-    setting = StepSpec(
+    step = StepSpec(
         model.architecture,
         model.config,
-        job,
+        job if vision is None else with_images_in_prompt(job, vision.image),
         tuple(one.simulated for one in folds),
         fused,
-        vision_of(spec, job, model),
+        vision,
         inputs_of(spec.model_type, job.task, spec.name),
         are_linear(spec, job),
         liger_layers(replaced, job.fused_kernels, multiprocessors),
     )
-    return setting, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
+    return step, FoldPlan(tuple(sorted(folds, key=lambda one: -one.base)) if model.tower is not None else folds)
 
 
 def vision_of(spec: ModelSpec, job: Job, model: ModelArchitecture) -> VisionInput | None:
@@ -87,6 +90,27 @@ def vision_of(spec: ModelSpec, job: Job, model: ModelArchitecture) -> VisionInpu
     image = processed_image(spec, job)
     assert image is not None
     return VisionInput(model.tower, model.whole, image)
+
+
+def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
+    """The job of a preference trainer or of GRPO, whose prompt has all tokens of images: none of them is scored.
+
+    Raises:
+        ConfigError: for a prompt with less tokens than its images.
+    """
+    if job.loss == "logits_to_keep":  # which ms-swift leaves out for such a model under transformers 4
+        return job.model_copy(update={"prompt_length": None})
+    tokens = job.pictures * image.all_tokens
+    if job.task not in (*SCORING, *ROLLOUTS) or not tokens:
+        return job
+    if job.prompt_length is None:
+        return job.model_copy(update={"prompt_length": min(tokens, job.sequence_length - 1)})
+    if job.prompt_length < tokens:
+        raise ConfigError(
+            f"{setting('prompt_length', job.prompt_length)}: the images of a sample make {tokens:,} tokens alone (as"
+            f" {image.description}), which are the prompt's; raise {setting('prompt_length')}, or make images smaller"
+        )
+    return job
 
 
 def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:

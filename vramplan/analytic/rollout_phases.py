@@ -24,7 +24,7 @@ from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.analytic.vllm_rollout import VllmRollout, vllm_awake, vllm_weight_bytes, weight_bytes
-from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
+from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
 from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
@@ -56,6 +56,15 @@ class RolloutPhase(NamedTuple):
             record.add_kinds(self.kinds)
         record.extend(self.events, record.splice(passes.shifted(self.kind_of, first)))
 
+    def beside(self, storage: Storage) -> RolloutPhase:
+        """The phase with a storage that lives from its beginning to its end."""
+        number, kind = len(self.kind_of), len(self.kinds)
+        return self._replace(
+            kinds=[*self.kinds, storage],
+            kind_of=self.kind_of + array("i", [kind]),
+            events=array("i", [number, *self.events, ~number]),
+        )
+
 
 Generated = dict[tuple[str, int, str], RolloutPhase]
 """Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
@@ -70,7 +79,9 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         return [*_generation(step, generated), *_scored_by_ppo(step)]
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
-    return [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
+    phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
+    images = _images_before(step)
+    return phases if images is None else [phase.beside(images) for phase in phases]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -222,8 +233,12 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
     if not is_scored(step.job):
         return
-    setting = replace(step.setting, job=_scored(step.job))
-    yield _gathered(step, _recorded(step, "scoring", simulate_scoring(setting), setting), whole=False)
+    setting, steps = replace(step.setting, job=_scored(step.job)), steps_per_generation(step.job)
+    yield _gathered(
+        step,
+        _recorded(step, "scoring", simulate_scoring(setting, steps), setting),
+        whole=False,
+    )
 
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
@@ -278,10 +293,32 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
         size = weight_bytes(step)
     else:
         size = gathered_bytes(step)
-    number, kind = len(phase.kind_of), len(phase.kinds)
-    gathered = Storage(size, "communication", f"weights gathered for {phase.name}")
-    return phase._replace(
-        kinds=[*phase.kinds, gathered],
-        kind_of=phase.kind_of + array("i", [kind]),
-        events=array("i", [number, *phase.events, ~number]),
-    )
+    return phase.beside(Storage(size, "communication", f"weights gathered for {phase.name}"))
+
+
+def _images_before(step: Step) -> Storage | None:
+    """The images of the generation before, which the trainer holds until the next is there.
+
+    (trl 1.16, trainer/grpo_trainer.py: _prepare_inputs, self._buffered_inputs.)
+    """
+    steps = min(step.job.gradient_accumulation_steps, steps_per_generation(step.job))
+    size = steps * _image_bytes(step)
+    return Storage(size, "activation", "images of the generation before") if size else None
+
+
+def later_images(step: Step) -> Storage | None:
+    """The images of a generation's micro-batches that later optimizer steps train on, which wait on the GPU."""
+    job = step.job
+    steps = steps_per_generation(job) - job.gradient_accumulation_steps if job.task in ROLLOUTS else 0
+    size = max(0, steps) * _image_bytes(step)
+    return Storage(size, "activation", "images of the generation's later steps") if size else None
+
+
+def _image_bytes(step: Step) -> int:
+    """Bytes of the images of a micro-batch."""
+    setting = step.setting
+    if setting.vision is None or not setting.has_images:
+        return 0
+    names = {one.name for one in setting.vision.image.tensors}
+    images = (one for one in setting.inputs if one.name in names)
+    return step.job.micro_batch_size * sum(one.num_elements * DTYPE_BYTES[one.dtype] for one in images)

@@ -14,6 +14,7 @@ from vramplan.analytic.reward_model import reward_adapters, reward_weights
 from vramplan.analytic.rollout_phases import (
     Generated,
     generates_each_micro_step,
+    later_images,
     rollout_phases,
 )
 from vramplan.analytic.strategies import strategy_of
@@ -175,6 +176,8 @@ class SimulatedRun:
         if vllm.is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
+        if (later := later_images(self.step)) is not None:
+            record.allocate(later)
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([EMPTY_CACHE if one.category == EMPTIES_CACHE else LATER for one in simulated])

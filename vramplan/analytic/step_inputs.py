@@ -13,7 +13,7 @@ from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
-from vramplan.inputs.task_inputs import task_inputs
+from vramplan.inputs.task_inputs import ImageRows, task_inputs
 from vramplan.inputs.task_rules import TRL_TASKS, drops_nothing
 from vramplan.memory.fused_attention import FusedAttention
 
@@ -56,7 +56,10 @@ class StepSpec:
     def inputs(self) -> list[Input]:
         """The tensors of one sample, in the order that they come to the device."""
         if self.job.task in TRL_TASKS:
-            return task_inputs(self.job)
+            images = (
+                None if self.vision is None else ImageRows(self.vision.image.tensors, self.vision.tower.token_types)
+            )
+            return task_inputs(self.job, images)
         if self.model_inputs is not None:
             return self.model_inputs.inputs(self.config, self.job)
         if self.vision is None:

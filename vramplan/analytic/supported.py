@@ -42,10 +42,20 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     """
     check_spec(spec)
     architecture, config = model.architecture, model.config
-    if job.task in TRL_TASKS and (architecture.decoder is None or model.tower is not None):
+    if job.task in TRL_TASKS and architecture.decoder is None:
         raise UnsupportedError(
-            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, which TRL's"
-            " trainer is modelled for"
+            f"{setting('task', job.task)}: {spec.model_type} is no causal language model, which TRL's trainer is"
+            " modelled for"
+        )
+    if job.task in ROLLOUTS and job.pictures and spec.model_type == "mllama":
+        raise ConfigError(  # trl 1.16, grpo_trainer.py: _get_per_token_logps_and_entropies takes no aspect_ratio_ids
+            f"{setting('task', job.task)} with {setting('images', job.images)}: TRL does not hand {spec.model_type} the"
+            f" shapes of images, without which it stops; use {setting('images', 0)}"
+        )
+    if job.task == "reward" and model.tower is not None:
+        raise UnsupportedError(
+            f"{setting('task', 'reward')}: {spec.model_type} is no causal language model of text alone, of which reward"
+            " models are modelled"
         )
     if job.joins_texts and (architecture.decoder is None or model.tower is not None):
         raise UnsupportedError(
@@ -85,6 +95,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         + check_liger(spec, job)
         + check_mixers(spec, architecture, job)
         + _not_compared(job)
+        + _all_logits(model, job)
     )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
         raise UnsupportedError(f"{setting('reentrant', True)}: not modelled yet for {spec.model_type}")
@@ -155,6 +166,13 @@ def _not_compared(job: Job) -> list[str]:
     if job.strategy == "zero3" and job.method != "full" and job.checkpointing == "none":
         notes.append("DPO and KTO with adapters under ZeRO-3 without checkpointing: 1.6 % above a run of TRL")
     return notes
+
+
+def _all_logits(model: ModelArchitecture, job: Job) -> list[str]:
+    """What ms-swift does with a model that sees (4.6, trainers/mixin.py: get_use_logits_to_keep)."""
+    if model.tower is None or job.loss != "logits_to_keep":
+        return []
+    return ["assumption: ms-swift with transformers 4, where such a model has logits for prompts too; 5 needs less"]
 
 
 def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[str]:

@@ -29,7 +29,8 @@ def new_modules(setting: StepSpec) -> Modules:
 
 def declare(setting: StepSpec) -> Modules:
     """The parameters of a model, from a forward of one token; a vision-language model also gets an image."""
-    setting = replace(setting, job=setting.job.model_copy(update={"images": 1, "sequence_length": 1}))
+    one = {"images": 1, "sequence_length": 1, "prompt_length": None}
+    setting = replace(setting, job=setting.job.model_copy(update=one))
     net = new_modules(setting)
     with net.tape.no_grad():
         run_forward(net, setting, "declare", make_batch(net.tape, setting, "declare", 1))
@@ -119,16 +120,17 @@ def simulate_evaluation(setting: StepSpec) -> StepRecord:
     return record_of(tape)
 
 
-def simulate_scoring(setting: StepSpec) -> StepRecord:
+def simulate_scoring(setting: StepSpec, steps: int) -> StepRecord:
     """The record of what GRPO scores without gradients: the log-probabilities of a micro-batch of completions.
 
-    Where a second model scores too, it is that one's, whose layers Liger leaves.
+    The others of the `steps` micro-batches of a generation wait on the device. Where a second model scores too, it is
+    that one's, whose layers Liger leaves.
     """
     net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
     net.liger = net.reference_liger
     tape, job = net.tape, setting.job
     with tape.no_grad():
-        batch = make_batch(tape, setting, "scoring", job.micro_batch_size)
+        batch = make_batch(tape, setting, "scoring", job.micro_batch_size, steps)
         scores = score_of(job)(net, setting, "scoring", batch)
     tape.enter("end", None)
     del scores, batch

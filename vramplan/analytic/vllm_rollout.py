@@ -65,12 +65,15 @@ class VllmRollout:
         self.job = step.job
         self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
         *self.weights, self.rest = vllm_awake(step)
+        self.others: list[Storage] = []
+        """What else lives from its beginning to its end."""
         self.copies: list[int] = []
         """Weights that came back beside DeepSpeed's buffers, of which the next optimizer step makes them views."""
 
     def record(self, record: Recorder, known: dict[int, int]) -> None:
         """Add the events to a run."""
         record.enter(self.name)
+        others = record.allocate_all(self.others)
         woken = []
         if vllm.sleeps(self.job):
             record.empty_cache()
@@ -87,6 +90,12 @@ class VllmRollout:
             record.empty_cache()
         record.allocate_all(kinds)
         self.copies = list(record.allocate_all(copied))
+        record.free_all(others)
+
+    def beside(self, storage: Storage) -> VllmRollout:
+        """The generation with a storage that lives from its beginning to its end."""
+        self.others.append(storage)
+        return self
 
     def drop_copies(self, record: Recorder) -> None:
         """End of the optimizer step."""

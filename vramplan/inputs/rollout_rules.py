@@ -179,11 +179,6 @@ ROLLOUT_RULES = (
         "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
     ),
     Rule(
-        lambda job: generates(job) and job.pictures > 0,
-        UNSUPPORTED,
-        "{task} with images is not modelled yet; use {images=0}",
-    ),
-    Rule(
         lambda job: generates(job) and job.strategy == "device_map",
         UNSUPPORTED,
         "{strategy} with {task} is not modelled; use {strategy=ddp}",

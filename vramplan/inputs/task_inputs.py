@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import Input
-from vramplan.inputs.task_rules import CONCATENATED, OF_SWIFT
+from vramplan.inputs.task_rules import CONCATENATED, OF_SWIFT, PAIRS
 
 
-def task_inputs(job: Job) -> list[Input]:
+class ImageRows(NamedTuple):
+    """What the processor of a vision-language model makes of an image."""
+
+    tensors: Sequence[ImageTensor]
+    """The tensors of one image."""
+    token_types: bool
+    """Whether it marks the tokens of images in each text."""
+
+
+def task_inputs(job: Job, images: ImageRows | None = None) -> list[Input]:
+    """The tensors of one sample; `images` are those of a job with images.
+
+    Both answers of a pair see the images, which come twice (trainer/dpo_trainer.py: DataCollatorForVisionPreference).
+    """
+    inputs = _texts_of(job)
+    if images is None or not job.pictures:
+        return inputs
+    rows = 2 if job.task in PAIRS else 1
+    if images.token_types:
+        inputs += [
+            one._replace(name=one.name.replace("input_ids", "token_type_ids"))
+            for one in inputs
+            if one.name.endswith("input_ids")
+        ]
+    inputs += [
+        Input(one.name, one.batched(rows, job.pictures, job.sequence_length), one.dtype, stacked=False)
+        for one in images.tensors
+    ]
+    return inputs
+
+
+def _texts_of(job: Job) -> list[Input]:
     """The tensors of one sample."""
     if job.task == "ppo":
         return _rollout(job)

@@ -203,11 +203,6 @@ TASK_RULES = (
         " {loss=chunked}",
     ),
     Rule(
-        lambda job: is_preference(job) and job.pictures > 0,
-        UNSUPPORTED,
-        "{task} with images, of a vision-language model, is not modelled yet; a language model of text alone is",
-    ),
-    Rule(
         lambda job: is_preference(job) and job.lengths is not None,
         UNSUPPORTED,
         "samples of several lengths with {task} are not modelled yet; give {sequence_length} of the longest",

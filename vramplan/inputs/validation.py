@@ -5,6 +5,7 @@ from __future__ import annotations
 from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, name_settings, setting
 from vramplan.inputs.distillation_rules import DISTILLATION_RULES
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.image_task_rules import IMAGE_TASK_RULES
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.ppo_rules import PPO_RULES
@@ -248,6 +249,7 @@ def check_job(job: Job, gpu: Gpu) -> None:
     _apply(ROLLOUT_RULES, job)
     _apply(DISTILLATION_RULES, job)
     _apply(PPO_RULES, job)
+    _apply(IMAGE_TASK_RULES, job)
     check_sharing(job)
     check_card(job, gpu)
 

@@ -19,6 +19,7 @@ from vramplan.analytic.layers.log_probs import log_probs_loss
 from vramplan.analytic.layers.masks import MaskParts, attention_mask
 from vramplan.analytic.layers.rope import complex_table, rotary_tables
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.task_rules import TRL_TASKS
 
 
 def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
@@ -152,7 +153,7 @@ def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
         return None
     features, states = image_features(forward, pixels_of(forward))
     images = forward.vision.tower.across(forward.net, forward.job, forward.inputs["input_ids"].shape, features)
-    forward.net.multimodal_locals += [states, features, images.mask, images.rows]
+    forward.net.multimodal_locals += [*states, features, images.mask, images.rows]
     return images
 
 
@@ -160,13 +161,13 @@ def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
     assert forward.vision is not None
     net = forward.net
-    features, states = image_features(forward, pixels_of(forward))
+    own, states = image_features(forward, pixels_of(forward))
     net.tape.module = "inputs"
-    features = ops.to(features, x.dtype)
+    features = ops.to(own, x.dtype)
     mask = net.tape.empty((*forward.inputs["input_ids"].shape, 1), "bool", "where image tokens are")
     if forward.vision.tower.returns_features:
         net.features.append(features)
-    net.multimodal_locals += [states, mask, features, *net.deep]
+    net.multimodal_locals += [*states, own, mask, features, *net.deep]
     x = ops.scatter_rows(x, mask, features)
     net.deep[:] = [ops.copy(ops.pieces(one), "DeepStack features of all images") for one in net.deep]
     return x
@@ -241,6 +242,8 @@ def fills_cache(forward: ForwardPass) -> bool:
     """Whether `use_cache` is on: the Trainer switches it off, but in the outer configuration alone."""
     if forward.job.keeps_outputs and not forward.job.joins_samples:
         return True
+    if forward.job.task in TRL_TASKS:  # their trainers say use_cache=False
+        return False
     return forward.vision is not None and forward.vision.tower.fills_cache
 
 

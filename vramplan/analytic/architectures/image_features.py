@@ -22,8 +22,11 @@ TOWER_STACK = 1
 """The tower's number among the stacks of a vision-language model."""
 
 
-def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own output."""
+def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own outputs.
+
+    These are its last state and the chosen one (transformers 5.23, utils/output_capturing.py: select_hidden_states).
+    """
     net, job, vision, kinds = forward.net, forward.job, forward.vision, forward.stacks[TOWER_STACK]
     assert vision is not None
     tape, tower, whole = net.tape, vision.tower, vision.config
@@ -71,4 +74,6 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, Tensor
         chosen = x
     x = tower.finish(net, c, context, x)
     net.tower_locals.clear()
-    return tower.project(last, whole, vision.image, x if chosen is None else chosen), x
+    if chosen is None:
+        return tower.project(last, whole, vision.image, x), [x]
+    return tower.project(last, whole, vision.image, chosen), [x, chosen]

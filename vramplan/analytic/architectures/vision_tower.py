@@ -123,7 +123,7 @@ class VisionInput:
 def training_of(part: str, given: WeightConfig, job: Job) -> WeightConfig:
     """The weights of a part that is frozen, trained, or adapted."""
     quantize = given.quantize if job.quantize_vision else "none"
-    return replace(given, full=part == "train", lora_rank=job.lora_rank if part == "lora" else 0, quantize=quantize)
+    return replace(given, full=part == "train", lora_rank=given.lora_rank if part == "lora" else 0, quantize=quantize)
 
 
 def idle_linear(net: Modules, name: str, out_features: int, in_features: int, bias: bool = False) -> None:

@@ -55,6 +55,7 @@ def fused_forward(
         found = [_spread(one, mask) for one in per_token]
         loss = ops.output(None, tape, (), "fp32", "mean log-probability")
         del per_token, row_locals, hidden
+        net.features.clear()  # of the model below the head, whose outputs are dropped with the function
     return [*found, mask, loss]
 
 

@@ -65,7 +65,9 @@ def token_log_probs(
         return _of_divided_logits(net, setting, phase, batch, kept)
     tape.module = "inputs"
     names = {"input_ids": "prompts and completions", "attention_mask": "mask of both"}
-    joined = batch._replace(inputs={name: tape.empty((rows, length), "int64", what) for name, what in names.items()})
+    both = {name: tape.empty((rows, length), "int64", what) for name, what in names.items()}
+    joined = batch._replace(inputs={**batch.inputs, **both})
+    del both
     if job.loss == "chunked":
         labels = tape.empty((rows, length), "int64", "labels")
         found = fused_forward(net, setting, phase, joined, labels, ("entropy",))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, of_other_prompts
 from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -29,9 +29,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     if setting.job.loss == "standard":
         return _by_logits(net, setting, phase, batch)
     tape, kind = net.tape, setting.job.reference_source
-    kl_batch = batch._replace(
-        inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
-    )
+    kl_batch = of_other_prompts(batch)
     with without_gradients(net, phase, "policy.") as own:
         _summed(net, setting, own, kl_batch, METRICS)
     labels = answer_labels(net, batch)
@@ -55,9 +53,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """The same by all logits (trl 1.9), of which the reference's live until the loss is returned."""
     tape, index = net.tape, batch.inputs["input_ids"]
-    kl_batch = batch._replace(
-        inputs={name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
-    )
+    kl_batch = of_other_prompts(batch)
     with without_gradients(net, phase, "policy.") as own:
         scored = [logits_of(net, setting, own, kl_batch)]
     _log_probs(scored.pop(), index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, of_other_prompts
 from vramplan.analytic.layers.label_log_probs import log_softmax_of_labels
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -47,7 +47,7 @@ def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     logits = _in_fp32(net, logits)
     sums = _answer_log_probs(logits)
     with without_gradients(net, phase, "policy.") as own:
-        kl_logits = logits_of(net, setting, own, _kl(_cloned(net, batch)))
+        kl_logits = logits_of(net, setting, own, of_other_prompts(_cloned(net, batch)))
     kl_logits = _in_fp32(net, kl_logits)
     _answer_log_probs(kl_logits)
     del kl_logits
@@ -59,7 +59,7 @@ def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
         reference = _in_fp32(net, reference)
         _answer_log_probs(reference)
         with as_reference(net, phase, "kl.") as own:
-            kl_logits = logits_of(net, setting, own, _kl(_cloned(net, batch)))
+            kl_logits = logits_of(net, setting, own, of_other_prompts(_cloned(net, batch)))
         kl_logits = _in_fp32(net, kl_logits)
         _answer_log_probs(kl_logits)
         del kl_logits
@@ -70,12 +70,6 @@ def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     return loss
 
 
-def _kl(batch: Batch) -> Batch:
-    """The answers of other prompts."""
-    inputs = {name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
-    return batch._replace(inputs=inputs)
-
-
 def _cloned(net: Modules, batch: Batch) -> Batch:
     """``nested_detach(batch, clone=True)``."""
     net.tape.module = "inputs"
@@ -84,7 +78,8 @@ def _cloned(net: Modules, batch: Batch) -> Batch:
 
 
 def _in_fp32(net: Modules, logits: Tensor) -> Tensor:
-    """``logits.to(torch.float32)``, whose caller gives up the half-precision ones."""
+    """``logits.to(torch.float32)``, whose caller gives up the half-precision ones; no other output is held."""
+    net.features.clear()
     net.tape.module = "loss"
     return ops.to(logits, "fp32", "logits in fp32")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, of_other_prompts
 from vramplan.analytic.layers.label_log_probs import label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -31,8 +31,7 @@ def dpo_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
 
 def kto_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``KTOTrainer.forward`` of the policy, then of the reference: each scores the answers of the KL term first."""
-    inputs = {name.removeprefix("KL_"): one for name, one in batch.inputs.items() if name.startswith("KL_")}
-    kl_batch = batch._replace(inputs=inputs)
+    kl_batch = of_other_prompts(batch)
     with without_gradients(net, phase, "policy.") as own:
         _answer_log_probs(net, setting, own, kl_batch, phase)
     sums, metrics = _answer_log_probs(net, setting, phase, batch, phase)
@@ -62,5 +61,6 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     means = tape.empty((rows, kept), logits.dtype, "means of the logits")
     per_token = label_log_probs(logits, labels).view(rows, kept)
     sums = ops.total(ops.mul(per_token, scored, "log-probabilities of answers"))
+    net.features.clear()
     del logits, rolled, scored, labels, per_token  # with the function's locals
     return sums, means

@@ -25,7 +25,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         name: tape.empty(both, "int64", f"{name.replace('_', ' ')} of both answers")
         for name in ("input_ids", "attention_mask", "labels")
     }
-    logits = logits_of(net, setting, phase, batch._replace(inputs=joined))
+    logits = logits_of(net, setting, phase, batch._replace(inputs={**batch.inputs, **joined}))
     tape.module = "loss"
     labels = tape.empty(both, "int64", "labels of both answers")
     if job.task == "orpo":  # the cross-entropy is that of prompt and answer

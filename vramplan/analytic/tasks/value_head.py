@@ -43,6 +43,7 @@ def _outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple
     net.tape.module = "lm_head"
     logits = ops.to(outputs[0], "fp32", "logits in fp32 beside the values")
     del states, outputs
+    net.features.clear()
     return logits, model_loss, values
 
 

@@ -15,9 +15,13 @@ def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: i
     """``model(input_ids, attention_mask).logits``, which accelerate converts to fp32 under autocast.
 
     `kept` is ``logits_to_keep``: only the last so many tokens of each row have logits.
+    The features of images, outputs too, stay in `net.features` until the caller drops its outputs.
     In ms-swift a row on its own is given a mask instead (4.6, trainers/mixin.py: prepare_logits_to_keep).
     """
-    return _converted(own_logits(net, setting, phase, batch, kept), setting)
+    own = own_logits(net, setting, phase, batch, kept)
+    logits = _converted(own, setting)
+    net.features[:] = [_converted(one, setting) for one in net.features]
+    return logits
 
 
 def _converted(logits: Tensor, setting: StepSpec) -> Tensor:

@@ -296,10 +296,10 @@ def _same_engine(job: Job, other: Job) -> bool:
 
 UNREAD = {
     "preference training of this kind": (
-        "bco", "xpo", "nash_md", "online_dpo", "dpo_vlm", "dpo_online", "tpo", "mpo_vlm",
+        "bco", "xpo", "nash_md", "online_dpo", "dpo_online", "tpo", "mpo_vlm",
     ),
     "reinforcement training of this kind": (
-        "grpo_vlm", "gspo", "gspo_vlm", "rloo_vlm", "grpo_agent", "async_grpo",
+        "gspo", "gspo_vlm", "grpo_agent", "async_grpo",
     ),
     f"PPO ({PPO_NEAREST})": ("ppo", "ppo_tldr", "ppo/ppo"),
     "distillation": ("gold", "minillm", "distillation"),

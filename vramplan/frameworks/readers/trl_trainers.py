@@ -26,7 +26,11 @@ CLASSES: Mapping[str, str] = {
     for end in ("Trainer", "Config")
 }  # fmt: skip
 """The trainers and their arguments in Python -> the task."""
-SCRIPTS: Mapping[str, str] = {**{task: task for task in TASKS}, "reward_modeling": "reward"}
+SCRIPTS: Mapping[str, str] = {
+    **{task: task for task in TASKS},
+    "reward_modeling": "reward",
+    **{f"{task}_vlm": task for task in ("dpo", *ROLLOUTS)},
+}
 """Names of TRL's scripts (trl/scripts, examples/scripts, 0.9 to 1.16), some also with run_ before -> the task."""
 
 

@@ -52,8 +52,8 @@ def paligemma_project(net: Modules, whole: Config, image: ProcessedImage, x: Ten
 
 
 def gemma3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
-    """Patches averaged in squares, a norm, one product."""
-    tiles, _, width = x.shape
+    """Patches averaged in squares, a norm, one product in the dtype of the patches."""
+    (tiles, _, width), dtype = x.shape, x.dtype
     net.tape.module = "multi_modal_projector"
     x = ops.copy(x, "patches as an image")
     x = ops.average(x, (tiles, image.tokens, width))
@@ -61,7 +61,7 @@ def gemma3_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor
     wide = whole.part("text_config").count("hidden_size")
     net.tape.module = "multi_modal_projector"
     weight = net.parameter("multi_modal_projector.mm_input_projection_weight", width, wide)
-    return ops.product(x, weight)
+    return ops.to(ops.product(x, weight), dtype)
 
 
 def onevision_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:

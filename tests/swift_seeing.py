@@ -1,0 +1,63 @@
+"""ms-swift's trainers of vision-language models on fake tensors, in tests/trl_seeing_runs.jsonl.
+
+`python -m tests.swift_seeing` runs those that the file lacks. Needs what `tests.swift_runs` needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from tests.helpers import card_of
+from tests.recorded_runs import add_missing, job_of, model_of
+from tests.swift_runs import VERSION
+from tests.swift_trace import Swift, SwiftRun
+from tests.trl_runs import GPU
+from tests.trl_seeing_runs import FROZEN, RUNS, WHOLE, case
+from tests.trl_seeing_trace import Images, Seeing
+from tests.trl_trace import Setup
+
+OF_EACH: tuple[dict[str, Any], ...] = ({"task": "dpo"}, {"task": "dpo", **FROZEN})
+OF_ONE: tuple[dict[str, Any], ...] = (
+    {"task": "dpo", **WHOLE, "checkpointing": "none"},
+    {"task": "dpo", "gradient_accumulation_steps": 4, "micro_batch_size": 1},
+)
+
+
+class SeeingSwift(Images, Swift):
+    """Batches of the template's _rlhf_data_collator."""
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """A micro-batch."""
+        return {**super().batch(), **self.rows(2 * self.job.micro_batch_size)}
+
+
+class SeeingSwiftRun(Seeing, SwiftRun):
+    """One tracked run of a trainer of ms-swift whose batches have images."""
+
+    setups: ClassVar[dict[str, type[Setup]]] = {"dpo": SeeingSwift}
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs."""
+    for family, more in (("qwen2_5_vl", OF_ONE), ("llava", ()), ("internvl", ())):
+        for job in (*OF_EACH, *more):
+            yield {**case(family, job, "logits_to_keep"), "trl": VERSION}
+
+
+def main() -> int:
+    """Run what the file lacks."""
+
+    def run(row: dict[str, Any]) -> dict[str, int]:
+        job = job_of(row)
+        options = {"use_logits_to_keep": False}  # as of a model that sees under transformers 4
+        return SeeingSwiftRun(model_of(row), job, card_of(GPU), str(job.task), **options).go()
+
+    add_missing(RUNS, cases(), run)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
