@@ -339,6 +339,13 @@ def test_the_tables_of_measured_runs_are_what_the_estimates_say() -> None:
     assert learn.in_page(text) == text
 
 
+def test_the_number_of_runs_of_trainers_is_that_of_the_files() -> None:
+    """The tests of each file hold its largest error; torchtune's is the largest (tests/test_torchtune_dpo.py)."""
+    runs = [line for path in (ROOT / "tests").glob("*_runs.jsonl") for line in path.read_text().splitlines()]
+    assert len(runs) >= 900
+    assert "over 900 runs" in README.read_text()
+
+
 def test_numbers_of_other_pages_are_those_of_the_accuracy_page() -> None:
     """The README and the page on how it works repeat figures that other tests keep true."""
     accuracy, readme = ACCURACY.read_text(), README.read_text()

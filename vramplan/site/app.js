@@ -328,7 +328,7 @@ let dragged = null; // the slider that is being moved: its steps are one entry o
 const isListed = new Set(lists.models.map((name) => name.toLowerCase()));
 form.addEventListener("input", ({ target }) => {
   if (target === form.model && !isListed.has(target.value.trim().toLowerCase())) return; // a name that is not complete yet
-  if (target === form.task && ["grpo", "rloo"].includes(target.value) && !form.prompt.value) form.prompt.value = "512"; // which they need
+  if (target === form.task && ["grpo", "rloo", "ppo"].includes(target.value) && !form.prompt.value) form.prompt.value = "512"; // which they need
   if (target === form.task && target.value === "gkd" && !form.teacher.value) form.teacher.value = form.model.value; // a teacher of the same vocabulary
   if (target === form.micro) {
     target.dataset.chosen = Number(target.value) ? String(columns[Number(target.value) - 1]) : "";
