@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import UnsupportedError
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.readers import trl_gkd
 from vramplan.frameworks.settings import ConfigReader
@@ -27,6 +28,27 @@ NO_CHANGE = ("seq_kd", "temperature", "max_completion_length", "max_new_tokens",
 """Settings that change nothing where nobody generates on these GPUs."""
 
 
+def earlier(config: ConfigReader, model: str, job: dict[str, Any]) -> UnsupportedError:
+    """The error for a version whose trainer was not read, with the nearest estimate."""
+    teacher = config.string("teacher_model")
+    if not teacher:
+        return config.unsupported("rlhf_type", f"is read from ms-swift {SINCE} on, and with a teacher_model")
+    shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
+    return config.unsupported(
+        "rlhf_type",
+        f"is read from ms-swift {SINCE} on; nearest, TRL's own trainer{_without_sharding(shown)}:"
+        f" {estimate_command(model, {**shown, 'task': 'gkd', 'teacher': teacher})}",
+    )
+
+
+def _without_sharding(fields: dict[str, Any]) -> str:
+    """Take a strategy that shards weights, which is not modelled with a teacher, out of a job; returns what that says."""
+    if fields.get("strategy") not in ("zero3", "fsdp"):
+        return ""
+    fields |= {"strategy": "zero2", "offload": None}
+    return " with whole weights on each GPU"
+
+
 def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[str, Any]:
     """What gkd changes in a job that has been read for supervised fine-tuning.
 
@@ -40,7 +62,10 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     for name, why in NOT_MODELLED.items():
         config.require_off(name, why=why)
     if job.get("strategy") not in (None, "ddp", "zero1", "zero2"):
-        raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero2")
+        shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
+        said = f"under {job['strategy']} is not modelled yet; nearest, TRL's own trainer{_without_sharding(shown)}"
+        command = estimate_command(model, {**shown, "task": "gkd", "teacher": teacher})
+        raise config.unsupported("rlhf_type", f"{said}: {command}")
     fields: dict[str, Any] = {
         "task": "gkd",
         "loss": "logits_to_keep",

@@ -55,7 +55,9 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     """
     value = config.lowercase("rlhf_type", default="dpo")
     task = TASKS.get(value)
-    if value == "gkd" and at_least(version, ms_swift_gkd.SINCE):
+    if value == "gkd" and not at_least(version, ms_swift_gkd.SINCE):
+        raise ms_swift_gkd.earlier(config, model, job)
+    if value == "gkd":
         return ms_swift_gkd.task_fields(config, model, job)
     if task is None or not at_least(version, SINCE):
         raise refuse_task(config, "rlhf_type", value, model, job)
