@@ -42,7 +42,7 @@ def earlier(config: ConfigReader, model: str, job: dict[str, Any]) -> Unsupporte
 
 
 def _without_sharding(fields: dict[str, Any]) -> str:
-    """Take a strategy that shards weights, which is not modelled with a teacher, out of a job; returns what that says."""
+    """Replace a strategy that shards weights, which is not modelled with a teacher; returns what to say of it."""
     if fields.get("strategy") not in ("zero3", "fsdp"):
         return ""
     fields |= {"strategy": "zero2", "offload": None}
