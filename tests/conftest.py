@@ -13,17 +13,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["VRAMPLAN_NO_CACHE"] = "1"  # every test computes what it compares; those of the cache turn it on
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-of", type=int, default=1, metavar="N", help="of each test's cases, run every N-th")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `one_of(n)`, every n-th case runs by default; the others are marked `full`."""
     counts: Counter[str] = Counter()
     for item in items:
-        mark = item.get_closest_marker("one_of")
-        if mark is not None:
-            test = item.nodeid.partition("[")[0]
-            if counts[test] % mark.args[0]:
-                item.add_marker(pytest.mark.full)
-            counts[test] += 1
+        mark, step = item.get_closest_marker("one_of"), config.getoption("one_of")
+        step = max(step, mark.args[0]) if mark is not None else step
+        test = item.nodeid.partition("[")[0]
+        if counts[test] % step:
+            item.add_marker(pytest.mark.full)
+        counts[test] += 1
 
 
 @pytest.fixture(scope="session")

@@ -106,3 +106,9 @@ def test_nothing_is_kept_if_that_is_not_wanted(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("VRAMPLAN_NO_CACHE", "1")
     kept_search.suggest("qwen2.5-0.5b", "rtx4090", 16)
     assert not _entries(tmp_path)
+
+
+def test_a_kept_job_has_all_its_groups() -> None:
+    first, again = (kept_search.suggest("smollm2-135m", "rtx4090", 4, sequence_length=128) for _ in range(2))
+    assert again.job == first.job
+    assert type(again.job.verl) is type(first.job.verl)

@@ -139,7 +139,7 @@ def test_several_reward_models_are_refused(tmp_path: Path) -> None:
 
 def test_plans_are_written_with_it(tmp_path: Path) -> None:
     job = {name: value for name, value in SETTINGS.items() if name != "micro_batch_size"}
-    found = suggest(MODEL, "a100-80gb", 16, reward_model="smollm2-135m", **job)
+    found = suggest(MODEL, "rtx4090", 16, reward_model="smollm2-135m", **{**job, "generate_with": "vllm_server"})
     assert found.recommended is not None
-    written = export("trl", MODEL, found.recommended.estimate.job, "a100-80gb").text
+    written = export("trl", MODEL, found.recommended.estimate.job, "rtx4090").text
     assert "reward_model_name_or_path: HuggingFaceTB/SmolLM2-135M" in written

@@ -11,7 +11,7 @@ from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import liger_layers, liger_model
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.supported import check_model, check_modelled
+from vramplan.analytic.supported import check_model, check_modelled, check_second_model
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, processed_image
@@ -24,13 +24,17 @@ from vramplan.inputs.validation import are_linear, check_job
 from vramplan.memory.fused_attention import FusedAttention, fused_attention, widest_head
 
 
-def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, list[str]]:
+def prepare(spec: ModelSpec, job: Job, card: Gpu, trains: bool = True) -> tuple[StepSpec, FoldPlan, list[str]]:
     """Check a job on a model; returns the layers to simulate, the layers that they stand for, and notes.
+
+    `trains` is whether weights train, or only run beside another model.
 
     Raises:
         VramplanError: for a job that cannot run or is not modelled.
     """
-    check_job(job, card)
+    check_job(job, card, trains)
+    if not trains:
+        check_second_model(spec, job, card)
     check_modelled(job)
     notes = check_model(spec, architecture_of(spec), job)
     setting, plan = lay_out(spec, job, fused_kernels(spec, card), card.multiprocessors)
@@ -38,7 +42,7 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu) -> tuple[StepSpec, FoldPlan, l
     if teacher is not None:
         from vramplan.analytic.teacher import check_teacher, with_teacher
 
-        notes += check_teacher(spec, teacher, job)
+        notes += [f"teacher: {note}" for note in check_teacher(spec, teacher, job, card) if note not in notes]
         setting, own = with_teacher(setting, teacher, fused_kernels(teacher, card))
         plan = FoldPlan((*plan.stacks, own))
     if job.strategy == "device_map":
@@ -98,7 +102,10 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
     Raises:
         ConfigError: for a prompt with less tokens than its images.
     """
-    if job.loss == "logits_to_keep":  # which ms-swift leaves out for such a model under transformers 4
+    if job.loss == "logits_to_keep" and job.task in (
+        "dpo",
+        "kto",
+    ):
         return job.model_copy(update={"prompt_length": None})
     tokens = job.pictures * image.all_tokens
     if job.task not in (*SCORING, *ROLLOUTS) or not tokens:

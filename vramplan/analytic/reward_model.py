@@ -53,7 +53,7 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
         task="ppo" if job.task == "ppo" else "reward",
         prompt_length=job.prompt_length if job.task == "ppo" else None,
         method="full",
-        dtype=job.dtype if job.uses_deepspeed else job.reward_dtype or job.dtype,  # whose engine casts it
+        dtype=job.dtype_of_rewards,
         autocast=job.autocast,
         sequence_length=job.sequence_length,
         batches="padded",
@@ -74,7 +74,7 @@ def lay_out_reward_model(job: Job, gpu: Gpu, rows: int = 1) -> tuple[StepSpec, F
     assert job.reward_model is not None
     spec = load_other_model("reward_model", job.reward_model)
     with names_setting("reward_model", job.reward_model):
-        return prepare(spec, reward_job(spec, job, rows), gpu)
+        return prepare(spec, reward_job(spec, job, rows), gpu, trains=False)
 
 
 def reward_notes(job: Job, gpu: Gpu) -> list[str]:

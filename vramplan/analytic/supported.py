@@ -8,12 +8,13 @@ from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.task_rules import NO_REWARD, OF_FRAMEWORKS, TRL_TASKS
-from vramplan.inputs.validation import are_linear, check_spec
+from vramplan.inputs.validation import are_linear, check_card, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
 
@@ -130,6 +131,20 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             " parameters are exact"
         )
     return notes
+
+
+def check_second_model(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
+    """Check the job of a model that runs beside the one that trains, on the GPU.
+
+    Raises:
+        VramplanError: for what the GPU cannot run, or is not modelled.
+    """
+    check_card(job, gpu, trains=False)
+    if _has_experts(spec) and not gpu.runs_flash:
+        raise UnsupportedError(
+            f"mixtures of experts are not modelled below compute capability 8.0, and {gpu.title} has"
+            f" {gpu.compute_capability}"
+        )
 
 
 def _has_experts(spec: ModelSpec) -> bool:

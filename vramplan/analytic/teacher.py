@@ -9,9 +9,11 @@ from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import STACK, Fold, fold
 from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.supported import check_model
-from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
+from vramplan.analytic.supported import check_model, check_second_model
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import names_setting
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.fused_attention import FusedAttention
 
@@ -40,26 +42,26 @@ def teacher_job(job: Job) -> Job:
     return job.model_copy(update=changes)
 
 
-def check_teacher(spec: ModelSpec, teacher: ModelSpec, job: Job) -> list[str]:
+def check_teacher(spec: ModelSpec, teacher: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
     """Check a teacher with its student; returns notes.
 
     Raises:
         VramplanError: for a teacher of another vocabulary, which TRL refuses, or one that is not supported.
     """
-    try:
+    with names_setting("teacher", teacher.name):
         model = architecture_of(teacher)
+        if model.tower is not None:
+            raise UnsupportedError("a vision-language model as teacher is not modelled yet; give one of text alone")
+        check_second_model(teacher, teacher_job(job), gpu)
         notes = check_model(teacher, model, teacher_job(job))
-    except (ConfigError, SpecError, UnsupportedError) as error:
-        raise type(error)(f"{setting('teacher', teacher.name)}: {error.text}") from error
-    student = architecture_of(spec)
-    own, other = (one.architecture.shape(one.config).vocabulary for one in (student, model))
-    if own != other:
-        raise ConfigError(
-            f"{setting('teacher', teacher.name)}: the student model has vocab_size {own} but the teacher model has"
-            f" vocab_size {other}: GKD compares the teacher's full next-token distribution, and TRL requires a teacher"
-            " with the same vocab_size"
-        )
-    return [f"teacher: {note}" for note in notes]
+        student = architecture_of(spec)
+        own, other = (one.architecture.shape(one.config).vocabulary for one in (student, model))
+        if own != other:
+            raise ConfigError(
+                f"the student model has vocab_size {own} but the teacher model has vocab_size {other}: GKD compares the"
+                " teacher's full next-token distribution, and TRL requires a teacher with the same vocab_size"
+            )
+    return notes
 
 
 def with_teacher(setting: StepSpec, teacher: ModelSpec, fused: FusedAttention) -> tuple[StepSpec, Fold]:

@@ -42,7 +42,7 @@ DISTILLATION_RULES = (
         " {generated_by=none}, or {loss=standard} for TRL",
     ),
     Rule(
-        lambda job: distils(job) and job.batches == "packed",
+        lambda job: distils(job) and job.joins_samples,
         UNSUPPORTED,
         "{batches} with {task}: TRL's GKDTrainer pads samples; use {batches=padded}",
     ),

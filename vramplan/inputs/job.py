@@ -501,6 +501,11 @@ class Job(Record):
         return self.task in GENERATING and (self.task != "gkd" or self.generated_by != "none")
 
     @property
+    def dtype_of_rewards(self) -> Dtype:
+        """Stored dtype of the reward model's weights, which DeepSpeed's engine casts as it casts the model's."""
+        return self.dtype if self.uses_deepspeed else self.reward_dtype or self.dtype
+
+    @property
     def dtype_of_teacher(self) -> str:
         """Stored dtype of the teacher's weights, which DeepSpeed's engine casts as it casts the model's."""
         return self.dtype if self.engine_casts else self.teacher_dtype or self.dtype

@@ -53,6 +53,21 @@ def load_other_model(field: str, name: str) -> ModelSpec:
         return spec
 
 
+def name_of_other_model(field: str, given: object) -> str:
+    """The name by which a job keeps another model in this field that was given: a name, or a loaded model that has one.
+
+    Raises:
+        VramplanError: if there is no such model, or a loaded one is not what its name stands for.
+    """
+    name = given.name if isinstance(given, ModelSpec) else str(given)
+    spec = load_other_model(field, name)
+    if isinstance(given, ModelSpec) and given != spec:
+        raise ConfigError(
+            f"{setting(field, name)}: the loaded model is not the one of this name; give a folder or a config.json"
+        )
+    return spec.name
+
+
 @contextmanager
 def names_setting(field: str, value: str) -> Iterator[None]:
     """Errors inside begin with a setting of the job.

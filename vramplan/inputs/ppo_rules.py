@@ -37,7 +37,7 @@ PPO_RULES = (
     Rule(
         lambda job: is_ppo(job) and (job.strategy != "ddp" or job.offload != "none"),
         UNSUPPORTED,
-        "{strategy} with {task} is not modelled; use {strategy=ddp}",
+        "{strategy} {offload} with {task} is not modelled; use {strategy=ddp} {offload=none}",
     ),
     Rule(
         lambda job: is_ppo(job) and job.autocast == "none",
@@ -55,9 +55,9 @@ PPO_RULES = (
         "{generate_with} with {task} is not modelled: LLaMA-Factory generates with {generate_with=transformers}",
     ),
     Rule(
-        lambda job: is_ppo(job) and (job.loop != "trainer" or job.batches == "packed" or job.lengths is not None),
+        lambda job: is_ppo(job) and (job.loop != "trainer" or job.joins_samples or job.lengths is not None),
         UNSUPPORTED,
-        "{loop} {batches} with {task} is not modelled; use {loop=trainer}, {batches=padded} and samples of one length",
+        "{task} is modelled with {loop=trainer}, {batches=padded} and samples of one length; use these",
     ),
     Rule(
         lambda job: is_ppo(job) and job.pictures > 0,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import GENERATING, ROLLOUTS, Job, Loss
+from vramplan.inputs.job import ROLLOUTS, Job, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.inputs.verl import Verl
 
 OF_VLLM = ("vllm_share", "vllm_max_length", "vllm_tensor_parallel")
@@ -96,6 +97,20 @@ ROLLOUT_RULES = (
     ),
     Rule(
         lambda job: (
+            (job.rollout_offload != "none" or job.vllm_sync_parts is not None)
+            and (job.task != "grpo" or job.loss not in ("standard", *OF_SWIFT))
+        ),
+        IMPOSSIBLE,
+        "rollout_offload and vllm_sync_parts are ms-swift's, whose GRPO has {loss=logits_to_keep}, or {loss=standard}"
+        " before 4.4; leave them out",
+    ),
+    Rule(
+        lambda job: job.vllm_sync_parts is not None and not uses_vllm_here(job),
+        IMPOSSIBLE,
+        "vllm_sync_parts has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
+    ),
+    Rule(
+        lambda job: (
             uses_vllm_here(job)
             and job.rollout_offload != "none"
             and (job.strategy in ("zero0", "fsdp", "device_map") or job.quantize != "none")
@@ -127,7 +142,7 @@ ROLLOUT_RULES = (
         " {quantize=nf4}",
     ),
     Rule(
-        lambda job: job.reward_model is not None and job.task not in GENERATING,
+        lambda job: job.reward_model is not None and job.task not in (*ROLLOUTS, "ppo"),
         IMPOSSIBLE,
         "{reward_model} has no meaning without {task=grpo}, rloo or ppo",
     ),
@@ -135,6 +150,14 @@ ROLLOUT_RULES = (
         lambda job: job.reward_dtype is not None and job.reward_model is None,
         IMPOSSIBLE,
         "reward_dtype has no meaning without {reward_model}",
+    ),
+    Rule(
+        lambda job: (
+            job.reward_model is not None and (job.loss in (*OF_SWIFT, "log_probs") or job.rollout_offload != "none")
+        ),
+        UNSUPPORTED,
+        "{reward_model} with {loss} and {rollout_offload} is not modelled; use TRL's {loss=chunked} and"
+        " {rollout_offload=none}, or leave it out for the policy alone",
     ),
     Rule(
         lambda job: job.reward_model is not None and job.shards_weights,
@@ -202,9 +225,18 @@ ROLLOUT_RULES = (
         " {offload=none}",
     ),
     Rule(
-        lambda job: job.runs_verl and (job.batches == "padded" or job.quantize != "none" or job.lora_dropout > 0),
+        lambda job: (
+            job.runs_verl
+            and (job.batches not in ("unpadded", "packed") or job.quantize != "none" or job.lora_dropout > 0)
+        ),
         UNSUPPORTED,
-        "{loss} with {task} is verl's actor without padding, in four bits, or dropout; use {batches=unpadded}",
+        "{loss} with {task} is verl's actor, modelled without padding, quantization and dropout; use"
+        " {batches=unpadded} {quantize=none} {lora_dropout=0}",
+    ),
+    Rule(
+        lambda job: job.runs_verl and (job.steps_per_generation is not None or job.num_iterations != 1),
+        IMPOSSIBLE,
+        "steps_per_generation and num_iterations have no meaning with {loss}: verl generates once for all its updates",
     ),
     Rule(
         lambda job: job.verl != Verl() and not job.runs_verl,

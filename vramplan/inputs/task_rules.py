@@ -48,6 +48,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
+    "reward": ("standard", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
 

@@ -237,8 +237,8 @@ DEVICE_MAP_RULES = (
 )
 
 
-def check_job(job: Job, gpu: Gpu) -> None:
-    """Refuse what no estimator models, and what the GPU cannot run.
+def check_job(job: Job, gpu: Gpu, trains: bool = True) -> None:
+    """Refuse what no estimator models, and what the GPU cannot run; `trains`: whether weights do, or only run.
 
     Raises:
         UnsupportedError: for a setting that is known but not modelled.
@@ -251,7 +251,7 @@ def check_job(job: Job, gpu: Gpu) -> None:
     _apply(PPO_RULES, job)
     _apply(IMAGE_TASK_RULES, job)
     check_sharing(job)
-    check_card(job, gpu)
+    check_card(job, gpu, trains)
 
 
 def check_sharing(job: Job) -> None:
@@ -331,8 +331,8 @@ def check_apple(job: Job, gpu: Gpu) -> None:
         )
 
 
-def check_card(job: Job, gpu: Gpu) -> None:
-    """Refuse what the GPU cannot run.
+def check_card(job: Job, gpu: Gpu, trains: bool = True) -> None:
+    """Refuse what the GPU cannot run; `trains`: whether weights do, or only run.
 
     Raises:
         CannotRunError: naming the setting, and what runs instead.
@@ -356,7 +356,7 @@ def check_card(job: Job, gpu: Gpu) -> None:
                 {"dtype": stored, "autocast": "none" if job.uses_deepspeed else "fp16"},
                 {name: value for name, value in update.items() if getattr(job, name) != value},
             )
-    if job.loop == "trainer" and job.autocast == "fp16" and job.trained_dtype == "fp16":
+    if trains and job.loop == "trainer" and job.autocast == "fp16" and job.trained_dtype == "fp16":
         field = "dtype" if job.method == "full" else "lora_dtype"
         raise CannotRunError(
             f"{setting(field, 'fp16')} {setting('autocast', 'fp16')}",

@@ -186,8 +186,8 @@ def _describe_rewards(job: Job) -> str:
     """The reward model on the same GPU; empty without one."""
     if job.reward_model is None:
         return ""
-    dtype = job.reward_dtype or job.dtype
-    return f", rewards by {job.reward_model} in {dtype} on the same GPU, whose tokenizer gives as many tokens"
+    rewards = f"{job.reward_model} in {job.dtype_of_rewards}"
+    return f", rewards by {rewards} on the same GPU, whose tokenizer gives as many tokens"
 
 
 def describe_strategy(job: Job) -> str:

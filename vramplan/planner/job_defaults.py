@@ -11,13 +11,12 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
-from vramplan.inputs.load import load_other_model
+from vramplan.inputs.load import OTHER_MODELS, name_of_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
 from vramplan.inputs.task_rules import PREFERENCE, PREFERENCE_LOSSES, TRL_TASKS
 from vramplan.inputs.tasks import head_of
-from vramplan.inputs.teachers import teacher_name
 from vramplan.inputs.usual_names import UNKNOWN_VALUES
 
 if TYPE_CHECKING:
@@ -55,8 +54,9 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
     _complete_dtypes(job, half)
-    if isinstance(job.get("reward_model"), str):
-        job["reward_model"] = load_other_model("reward_model", job["reward_model"]).name
+    for field in OTHER_MODELS:
+        if job.get(field) is not None:
+            job[field] = name_of_other_model(field, job[field])
     if job.get("task") in ROLLOUTS:
         job.setdefault("loss", "chunked")  # TRL 1.16
         job.setdefault("batches", "padded")  # completions differ in length
@@ -66,8 +66,6 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("num_generations", 2)  # TRL's default
     if job.get("task") == "gkd":
         job.setdefault("batches", "padded")
-    if job.get("teacher") is not None:
-        job["teacher"] = teacher_name(job["teacher"])
     if job.get("task") in TRL_TASKS and job.get("quantize", "none") != "none":
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") == "kto":

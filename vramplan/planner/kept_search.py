@@ -17,6 +17,8 @@ from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
 from vramplan.inputs.links import Links
 from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.record import Record
+from vramplan.inputs.verl import Verl
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
 from vramplan.planner.load import load_both
@@ -154,7 +156,8 @@ def _gpu(data: dict[str, Any]) -> Gpu:
 
 
 def _job(data: dict[str, Any]) -> Job:
-    parts = {"zero": Zero.model_construct(None, **data["zero"]), "fsdp": Fsdp.model_construct(None, **data["fsdp"])}
+    kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl}
+    parts = {name: kind.model_construct(None, **data[name]) for name, kind in kinds.items()}
     return Job.model_construct(None, **{**_tuples(data), **parts})
 
 

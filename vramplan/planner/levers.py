@@ -13,7 +13,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS, Job
+from vramplan.inputs.job import EXPANDABLE_SEGMENTS, GENERATING, Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
@@ -153,7 +153,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             FREE,
             expandable_segments=True,
         )
-    if job.batches == "padded":
+    if job.batches == "padded" and job.task not in GENERATING:  # whose trainers always pad
         lever("--batches unpadded", "packing or length grouping needs no mask", FREE, batches="unpadded")
     if job.method == "lora" and job.lora_dropout > 0:
         lever("--lora-dropout 0", "dropout keeps a mask and a copy of every adapter's input", FREE, lora_dropout=0.0)

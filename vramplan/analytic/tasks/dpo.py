@@ -110,7 +110,7 @@ def _concatenated_forward(
         names[1] = "position_ids"
         parts.append(joined["attention_mask"])
         joined = {name: tape.empty((1, rows * length), "int64", f"{name} without padding") for name in names}
-    given = batch._replace(inputs=joined)
+    given = batch._replace(inputs={**batch.inputs, **joined})
     if job.loss == "concatenated_states":
         logits, states = logits_and_states(net, setting, phase, given)
     else:

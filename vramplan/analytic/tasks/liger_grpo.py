@@ -25,7 +25,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     joined = batch
     if job.loss == "liger":  # ms-swift's batch holds them in one piece
         inputs = {name: tape.empty((rows, length), "int64", what) for name, what in names.items()}
-        joined = batch._replace(inputs=inputs)
+        joined = batch._replace(inputs={**batch.inputs, **inputs})
     states = language_model(forward_pass(net, setting, phase, joined), config)
     tape.module = "loss"
     width = states.shape[-1]

@@ -37,10 +37,9 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 def outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, Tensor]:
     """``AutoModelForCausalLMWithValueHead.forward`` without labels: logits in fp32, a value for each token."""
     job, tape = setting.job, net.tape
-    inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")}
     with tape.autocasting(job.autocast if job.casts else None):
         net.states = []
-        own = own_logits(net, setting, phase, batch._replace(inputs=inputs))
+        own = own_logits(net, setting, phase, batch)
         states, net.states = net.states, None
         values = values_of(net, setting, states[-1])
         tape.module = "lm_head"
