@@ -101,17 +101,17 @@ def fix(
         path = Path(target)
         text, find = (
             read_text(path),
-            lambda text: from_text(text, path, framework, gpu=card).with_settings(settings or {}),
+            lambda text: from_text(text, path, framework, gpu=card),
         )
         mark = "\ufeff" if read_bytes(path).startswith(BOM_UTF8) else ""
     else:
         text, find, mark = (
             typed(target),
-            lambda line: from_line(line, framework, gpu=card).with_settings(settings or {}),
+            lambda line: from_line(line, framework, gpu=card),
             "",
         )
     with on_gpu(card):
-        found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress).fixed()
+        found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress, settings or {}).fixed()
     return replace(found, text=mark + found.text)
 
 
@@ -119,7 +119,13 @@ class _Candidates:
     """Versions of the text by what they change, each checked once."""
 
     def __init__(
-        self, text: str, find: Callable[[str], DetectedConfig], gpu: Any, given: dict[str, Any], progress: Progress
+        self,
+        text: str,
+        find: Callable[[str], DetectedConfig],
+        gpu: Any,
+        given: dict[str, Any],
+        progress: Progress,
+        settings: Mapping[str, str],
     ) -> None:
         self.text, self.find, self.gpu, self.given, self.progress = text, find, gpu, given, progress
         self.found = find(text)
@@ -130,13 +136,29 @@ class _Candidates:
             )
         self.verdicts: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
         self.required: list[Change] = []
-        """Changes without which it would not run at all."""
+        """Changes without which it would not run at all, or that were given."""
+        self._write_given(settings)
         if given.get("num_gpus") is None:
             self.given["num_gpus"] = self._only_count()
         self.first = self._running()
         if self.first.data is not None:
             self.given["dataset"] = self.first.data.lengths
         self.given["model"] = given.get("model") or load_named_model(self.first.estimate.model)
+
+    def _write_given(self, settings: Mapping[str, str]) -> None:
+        """Write the settings that were given over those of the text, so that what is printed is what was checked.
+
+        Raises:
+            ConfigError: for one that is to be removed.
+        """
+        removed = [key for key, value in settings.items() if value == ""]
+        if removed:
+            raise ConfigError(f"{setting('set', f'{removed[0]}=')} with {setting('fix')}: remove the line yourself")
+        if settings:
+            before = self.found.source.settings
+            self.required += [Change(key, _before(before, key), value, "as given") for key, value in settings.items()]
+            self.text = self._edited(settings)
+            self.found = self.find(self.text)
 
     def _running(self) -> Verdict:
         """The verdict, once the text says nothing any more that the GPU cannot run."""
