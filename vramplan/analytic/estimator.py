@@ -59,7 +59,9 @@ class Estimator:
             same = next((steps for steps in similar if steps.is_same(job, card)), None)
             if same is None:
                 same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
-            self._jobs[:] = [same, *(steps for steps in self._jobs if steps is not same)][:MAX_JOBS]
+            others = [steps for steps in self._jobs if steps is not same]
+            large = [steps for steps in others if steps.job.generates_completions]
+            self._jobs[:] = [same, *(steps for steps in others if steps not in large[1:])][:MAX_JOBS]
             return same
 
 

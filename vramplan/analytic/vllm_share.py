@@ -43,7 +43,7 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
     elsewhere = f"use {setting('generate_with', 'vllm_server')}"
     if weights >= requested:
         said = f"No available memory for the cache blocks: its weights take {format_bytes(weights)}"
-        ways = [more or elsewhere]
+        ways = [one for one in (more, elsewhere) if one]
     else:
         said = (
             f"To serve at least one request with the model's max seq len ({longest}), {format_bytes(cache)} KV cache is"

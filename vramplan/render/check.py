@@ -224,7 +224,7 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         return [*ways, (why, [])]
     first = first_change(verdict)
     if first is None:
-        known = f"nothing that {config.framework} can be told is enough" if verdict.advice else "nothing else helps"
+        known = "no change that was tried is enough" if verdict.advice else "nothing else helps"
         return [*ways, (f"No micro-batch fits at this global batch; {known}", [])]
     cost = "free" if first.cost == FREE else f"costs {first.cost}"
     title = f"No micro-batch fits. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"

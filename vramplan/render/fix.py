@@ -16,7 +16,7 @@ def summary(where: str, fix: Fix) -> str:
         return f"{where}: fits as it is, {gib(after.need_bytes)} of {capacity} GiB"
     if not after.fits:
         return (
-            f"{where}: no change of its settings makes it fit {after.card.title} at a global batch of"
+            f"{where}: no change that was tried makes it fit {after.card.title} at a global batch of"
             f" {job.global_batch_size}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
             " GiB"
         )

@@ -35,10 +35,8 @@ def headlines(search: Search) -> list[Headline]:
         shown = [_headline("Free", best_free(free), micro)]
     elif settings:
         shown = [_headline("No free change is enough. Least change", settings[0], micro)]
-    elif fitting:
-        shown = [Headline("", "No change of one or two settings is enough on this GPU.")]
     else:
-        shown = [Headline("", "No change of one or two settings that is known here is enough.")]
+        shown = [Headline("", "No change that was tried is enough on this GPU.")]
     return [*shown, *([_headline("Larger GPU", gpus[0], micro)] if gpus else [])]
 
 

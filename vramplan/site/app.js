@@ -11,8 +11,8 @@ let files = {};
 let columns = [];
 let texts = {};
 let isReady = false;
-let worker = null;
-let second = null;
+const MOST_BYTES = 1 << 30; // of a worker's memory, which it does not give back: a new one takes its place
+const workers = { first: null, second: null };
 const STAGES = { python: "Loading Python …", packages: "Loading vramplan …", ready: "Estimating …" };
 
 for (const name of lists.models) byId("models").append(new Option(name, name));
@@ -58,8 +58,19 @@ function lineOfPlan(micro) {
 // -- questions and answers
 function ask(topic, words, answered) {
   const round = rounds;
-  asked.set(++lastId, { topic, answered: (answer) => { if (round === rounds) answered(answer); } }); // else the controls have changed
-  (topic === "answer" && second ? second : worker).postMessage({ id: lastId, topic, request: { words, files } });
+  const question = {
+    topic, to: topic === "answer" && workers.second ? "second" : "first",
+    message: { id: ++lastId, topic, request: { words, files } },
+    answered: (answer) => { if (round === rounds) answered(answer); }, // else the controls have changed
+  };
+  asked.set(lastId, question);
+  workers[question.to].postMessage(question.message);
+}
+
+function renew(name) {
+  workers[name].terminate();
+  workers[name] = start();
+  for (const question of asked.values()) if (question.to === name) workers[name].postMessage(question.message);
 }
 
 function start() {
@@ -72,12 +83,13 @@ function start() {
 function hear({ data }) {
   if (data.stage) return isReady || say(STAGES[data.stage]);
   if (!("id" in data)) return say(data.failure, true);
-  const { topic, answered } = asked.get(data.id) ?? {};
+  const { topic, to, answered } = asked.get(data.id) ?? {};
   asked.delete(data.id);
+  if (data.heap > MOST_BYTES) renew(to);
   if (data.dropped || !answered) return;
   if (data.failure) return say(data.failure, true);
   isReady = true;
-  if (topic === "answer" && data.seconds > LONG) second ??= start();
+  if (topic === "answer" && data.seconds > LONG) workers.second ??= start();
   answered(data.answer);
 }
 
@@ -385,7 +397,7 @@ if (matchMedia("(max-width:640px)").matches) byId("settings").open = false;
 for (const control of form.elements) control.dataset.start = control.type === "file" ? "" : control.value;
 try { if (sessionStorage.getItem("config.json")) files = { "config.json": sessionStorage.getItem("config.json") }; } catch { /* none */ }
 if (isServed) {
-  worker = start();
+  workers.first = start();
   restore();
 } else {
   const folder = decodeURIComponent(location.pathname).replace(/\/[^/]*$/, "").replace(/^\/([A-Za-z]:)/, "$1");

@@ -3,7 +3,7 @@
 // In:  {id, topic, request}   request as vramplan/cli/answers.py takes it; topic is optional. A request that still waits
 //                             when a newer one of its topic comes is dropped.
 // Out: {stage}                "python", "packages", "ready": what is being loaded
-//      {id, answer, seconds}  the answer of answers.py
+//      {id, answer, seconds, heap}  the answer of answers.py, and the bytes that Python has taken, which never become less
 //      {id, dropped: true}
 //      {failure}              the worker cannot work: why, in one line
 import { loadPyodide } from "./pyodide/pyodide.mjs";
@@ -11,6 +11,7 @@ import { loadPyodide } from "./pyodide/pyodide.mjs";
 const MODULES = "/lib/vramplan";
 const waiting = new Map();
 let answer = null;
+let heap = () => 0;
 let isScheduled = false;
 
 self.onmessage = ({ data }) => {
@@ -33,7 +34,7 @@ function schedule() {
     const start = performance.now();
     try {
       const text = answer(JSON.stringify(request));
-      self.postMessage({ id, answer: JSON.parse(text), seconds: (performance.now() - start) / 1000 });
+      self.postMessage({ id, answer: JSON.parse(text), seconds: (performance.now() - start) / 1000, heap: heap() });
     } catch (error) {
       self.postMessage({ id, failure: lastLine(error) });
     }
@@ -62,6 +63,7 @@ async function load() {
   self.postMessage({ stage: "packages" });
   python.unpackArchive(await archive, "zip", { extractDir: MODULES });
   python.runPython(`import sys; sys.path.insert(0, "${MODULES}")`);
+  heap = () => python._module.HEAPU8.length;
   answer = python.pyimport("vramplan.cli.answers").answer;
   self.postMessage({ stage: "ready" });
   schedule();

@@ -11,6 +11,7 @@ from vramplan.frameworks.readers.axolotl_grpo import grpo_fields
 from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.readers.trl_tasks import loss_of
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job import own_reference
 from vramplan.units import round_up
 
 SINCE, TRL = "0.19", "1.9.0"
@@ -38,7 +39,7 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     task = TASKS.get(value)
     is_read = at_least(version, SINCE) and job.get("strategy", "ddp") in ENGINES
     if value == "grpo":
-        nearest = estimate_command(model, _nearest_grpo(config, job))
+        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"  # as TRL 1.9 computes it
         if not is_read:
             raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
         try:
@@ -109,6 +110,8 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     if trl is None:
         return fields
     fields["num_generations"] = trl.integer("num_generations", default=8)
+    if trl.number("beta", default=0.0):
+        fields["reference"] = own_reference(job["method"])
     completion = completion_length(trl, TRL)
     if completion < job["sequence_length"]:
         fields["prompt_length"] = job["sequence_length"] - completion
