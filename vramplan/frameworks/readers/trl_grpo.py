@@ -72,6 +72,9 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     lengths = _completions(config, version, CUT_UNTIL[task])
     if engine["generate_with"] in ("vllm", "vllm_sleep"):
         engine |= _longest_text(config, version, CUT_UNTIL[task], lengths)
+        if not lengths and "vllm_max_length" in engine:  # vLLM takes no longer prompt with its completion
+            length = engine["vllm_max_length"]
+            lengths = {"sequence_length": length, "prompt_length": max(0, length - completion_length(config, version))}
     return fields | rewards | _generations(config, job) | engine | lengths
 
 
