@@ -304,7 +304,7 @@ def judge(
     if sequence_length is not None and not fills_rows:  # packed rows are full, however long a sample is
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
     job, data = with_prompt(config, complete_with_model(spec, config, job)), None
-    check_image_loss(spec, job)
+    check_image_loss(spec, config, job)
     if dataset is not None:
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress, job.get("task"))
         data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
