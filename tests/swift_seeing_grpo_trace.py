@@ -22,12 +22,17 @@ class SeeingSwiftGrpo(Images, SwiftGrpo):
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         """The trainer."""
         from swift.model.model_arch import get_model_arch
+        from swift.model.models.qwen import _patch_deepstack_process
         from swift.model.patcher import patch_get_input_embeddings
         from swift.template.templates import qwen
 
         config: Any = model.config
         kind = config.model_type
-        patch_get_input_embeddings(model.model.visual, "patch_embed")
+        for one in (model, reference):
+            if one is not None:
+                patch_get_input_embeddings(one.model.visual, "patch_embed")
+            if one is not None and kind == "qwen3_vl":
+                _patch_deepstack_process(one.model.language_model)  # its forward() is transformers' without DeepSpeed
         trainer = super().trainer(model, peft, folder, words, reference)
         trainer.is_multimodal = True
         own: type[Any] = qwen.Qwen3VLTemplate if kind == "qwen3_vl" else qwen.Qwen2VLTemplate

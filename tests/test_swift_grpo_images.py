@@ -111,3 +111,17 @@ def test_the_nearest_estimate_runs(tmp_path: Path, more: str) -> None:
     assert ran.returncode in (0, 1), ran.stderr
     assert "GRPO" in ran.stdout
     assert "--image-size" in command
+
+
+def test_versions_and_forwards_that_were_not_compared_are_refused(tmp_path: Path) -> None:
+    """Before 4.6 a frozen tower keeps each layer's input; under DeepSpeed Qwen3-VL has a forward of its own."""
+    path = tmp_path / "train.sh"
+    path.write_text(COMMAND.format("--tuner_type lora"))
+    with pytest.raises(UnsupportedError, match="nearest"):
+        check(path, gpu="h200", framework_version="4.5.2")
+    qwen3 = COMMAND.replace("Qwen2.5-VL-3B", "Qwen3-VL-4B") + " --vllm_max_model_len 4096"
+    path.write_text(qwen3.replace("\n", "").format("--tuner_type lora"))
+    assert check(path, gpu="h200").estimate.job.images == 1
+    path.write_text(qwen3.replace("\n", "").format("--tuner_type lora --deepspeed zero2"))
+    with pytest.raises(UnsupportedError, match="nearest"):
+        check(path, gpu="h200")
