@@ -53,7 +53,8 @@ IMAGE_TASK_RULES = (
     Rule(
         lambda job: sees(job) and job.loss not in WITH_IMAGES.get(str(job.task), ()),
         UNSUPPORTED,
-        "{loss} with {task} and {images} was not compared with a run of its trainer; use {images=0}",
+        "{loss} with {task} and {images} was not compared with a run of its trainer; use {loss=chunked}, TRL's own, or"
+        " {images=0}",
     ),
     Rule(
         lambda job: sees(job) and job.videos > 0 and job.loss in ("chunked", "standard"),
