@@ -38,8 +38,15 @@ def job_of(row: dict[str, Any]) -> Job:
 
 
 def model_of(row: dict[str, Any]) -> ModelSpec:
-    """The model of a row: one of the catalogue, or a small one that sees."""
-    return spec_for(row["seeing"]) if "seeing" in row else spec_of(row["model"], **row["config"])
+    """The model of a row: one of the catalogue, or a small one that sees, if need be with another vocabulary."""
+    if "seeing" not in row:
+        return spec_of(row["model"], **row["config"])
+    spec = spec_for(row["seeing"])
+    if "vocabulary" not in row:
+        return spec
+    config, size = spec.config, {"vocab_size": row["vocabulary"]}
+    text = {"text_config": {**config["text_config"], **size}} if "text_config" in config else {}
+    return spec.model_copy(update={"config": {**config, **size, **text}})
 
 
 def estimated_peaks(row: dict[str, Any], gpu: str) -> dict[str, int]:

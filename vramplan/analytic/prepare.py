@@ -14,6 +14,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.supported import check_model, check_modelled, check_second_model
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.images import ProcessedImage, processed_image
 from vramplan.inputs.job import ROLLOUTS, Job
 from vramplan.inputs.model_inputs import inputs_of
@@ -102,14 +103,11 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
     Raises:
         ConfigError: for a prompt with less tokens than its images.
     """
-    if job.loss == "logits_to_keep" and job.task in (
-        "dpo",
-        "kto",
-    ):
+    if job.loss == "logits_to_keep" and job.task in ("dpo", "kto"):  # left out by ms-swift under transformers 4
         return job.model_copy(update={"prompt_length": None})
     tokens = job.pictures * image.all_tokens
-    if job.task not in (*SCORING, *ROLLOUTS) or not tokens:
-        return job
+    if job.task not in (*SCORING, *ROLLOUTS) or not tokens or (runs_swift(job) and job.prompt_length == 1):
+        return job  # its prompts of several lengths are counted from their first token on
     if job.prompt_length is None:
         return job.model_copy(update={"prompt_length": min(tokens, job.sequence_length - 1)})
     if job.prompt_length < tokens:

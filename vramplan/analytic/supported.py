@@ -184,8 +184,8 @@ def _not_compared(job: Job) -> list[str]:
 
 
 def _all_logits(model: ModelArchitecture, job: Job) -> list[str]:
-    """What ms-swift does with a model that sees (4.6, trainers/mixin.py: get_use_logits_to_keep)."""
-    if model.tower is None or job.loss != "logits_to_keep":
+    """What ms-swift does with a model that sees (4.6, trainers/mixin.py: get_use_logits_to_keep); not in GRPO."""
+    if model.tower is None or job.loss != "logits_to_keep" or job.task == "grpo":
         return []
     return ["assumption: ms-swift with transformers 4, where such a model has logits for prompts too; 5 needs less"]
 

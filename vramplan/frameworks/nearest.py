@@ -22,6 +22,13 @@ FLAGS = {
     "autocast": "--autocast",
     "optimizer": "--optimizer",
     "loop": "--loop",
+    "images": "--images",
+    "image_size": "--image-size",
+    "min_pixels": "--min-pixels",
+    "max_pixels": "--max-pixels",
+    "max_tiles": "--max-tiles",
+    "vision": "--vision",
+    "projector": "--projector",
     "sequence_length": "--seq-len",
     "prompt_length": "--prompt-len",
     "reference": "--reference",
@@ -81,7 +88,8 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
         value = job.get(field)
         if value is None or (value == Job.model_fields[field].default and field not in ALWAYS):
             continue
-        words.append(f"{flag} {','.join(value) if isinstance(value, tuple) else value}")
+        joined = ("x" if field == "image_size" else ",").join(map(str, value)) if isinstance(value, tuple) else value
+        words.append(f"{flag} {joined}")
     return " ".join(words)
 
 

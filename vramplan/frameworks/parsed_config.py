@@ -60,6 +60,8 @@ class ParsedConfig:
     """Tokens of a completion, if the configuration limits it and not the prompt (GRPO)."""
     resizes_images: bool = True
     """Whether the framework applies caps on pixels to every model's images; else only processors that read them do."""
+    compared_with_images: bool = True
+    """Whether the framework's version of the trainer is the one whose runs with images were compared."""
     video_sampling: Sampling = Sampling()
     """What the framework does to videos before the model's processor."""
     expandable: bool = False

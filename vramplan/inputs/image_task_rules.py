@@ -9,7 +9,7 @@ from vramplan.inputs.task_rules import TRL_TASKS
 WITH_IMAGES: dict[str, tuple[Loss, ...]] = {
     "dpo": ("chunked", "log_softmax", "logits_to_keep"),
     "kto": ("chunked", "log_softmax"),
-    "grpo": ("chunked",),
+    "grpo": ("chunked", "logits_to_keep"),
     "rloo": ("chunked",),
 }
 """The losses that are modelled of batches with images; the first is that of TRL 1.16."""
@@ -18,6 +18,30 @@ WITH_IMAGES: dict[str, tuple[Loss, ...]] = {
 def sees(job: Job) -> bool:
     """Whether the job is one of TRL's tasks on images or videos."""
     return job.task in TRL_TASKS and job.pictures > 0
+
+
+OF_SWIFTS_GRPO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Types of models that ms-swift's GRPO was compared of; its templates do something of their own for each."""
+
+
+def runs_swift(job: Job) -> bool:
+    """Whether images reach the model as in ms-swift 4.6; its DPO was compared without its own hooks."""
+    return (job.task, job.loss) == ("grpo", "logits_to_keep")
+
+
+def runs_without_graph(job: Job) -> bool:
+    """Whether a frozen tower has no graph although its input needs a gradient (its patch_frozen_module)."""
+    return runs_swift(job) and job.vision == job.projector == "frozen"
+
+
+def is_compared(job: Job, model_type: str) -> bool:
+    """Whether a job's trainer was run with images of models of this type, as far as it is one of ms-swift's.
+
+    Under DeepSpeed it has a forward of its own for Qwen3-VL (model/models/qwen.py: _compat_qwen3_vl_mixed_data).
+    """
+    if not (runs_swift(job) and job.pictures):
+        return True
+    return model_type in OF_SWIFTS_GRPO and not (model_type == "qwen3_vl" and job.strategy.startswith("zero"))
 
 
 IMAGE_TASK_RULES = (
@@ -29,12 +53,18 @@ IMAGE_TASK_RULES = (
     Rule(
         lambda job: sees(job) and job.loss not in WITH_IMAGES.get(str(job.task), ()),
         UNSUPPORTED,
-        "{loss} with {task} and {images} was not compared with a run of its trainer; use {images=0}",
+        "{loss} with {task} and {images} was not compared with a run of its trainer; use {loss=chunked}, TRL's own, or"
+        " {images=0}",
     ),
     Rule(
         lambda job: sees(job) and job.videos > 0 and job.loss in ("chunked", "standard"),
         UNSUPPORTED,
         "{task} with {videos}: TRL's trainers take images alone; use {images}",
+    ),
+    Rule(
+        lambda job: job.videos > 0 and runs_swift(job),
+        UNSUPPORTED,
+        "{task} {loss} with {videos} was not compared with a run of ms-swift; use {images=1}",
     ),
     Rule(
         lambda job: sees(job) and job.reference == "precomputed",

@@ -41,6 +41,7 @@ from vramplan.planner.batch_warnings import fewer_negatives
 from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_changes, reserve_headroom
 from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
+from vramplan.planner.image_losses import check_image_loss
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.read_config import (
     as_key,
@@ -303,6 +304,7 @@ def judge(
     if sequence_length is not None and not fills_rows:  # packed rows are full, however long a sample is
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
     job, data = with_prompt(config, complete_with_model(spec, config, job)), None
+    check_image_loss(spec, config, job)
     if dataset is not None:
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress, job.get("task"))
         data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)

@@ -8,6 +8,7 @@ from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs import model_inputs
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.image_task_rules import is_compared
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
@@ -112,6 +113,14 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         complete = Job.model_validate(job)
     except ValueError as error:  # of which pydantic's is one
         raise ConfigError(_first_error(cast("ValidationError", error))) from error
+    if not is_compared(complete, spec.model_type):
+        raise UnsupportedError(
+            name_settings(
+                f"{{task}} {{loss}} with images of {spec.model_type} was not compared with a run of ms-swift;"
+                " use {loss=chunked}, TRL's own trainer",
+                complete,
+            )
+        )
     if spec.model_type not in IMAGE_PROCESSORS or has_length:
         return complete
     return complete.model_copy(update={"sequence_length": _length_with_images(spec, complete)})

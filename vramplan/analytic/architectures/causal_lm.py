@@ -18,6 +18,7 @@ from vramplan.analytic.layers.liger_losses import in_place_cross_entropy
 from vramplan.analytic.layers.log_probs import log_probs_loss
 from vramplan.analytic.layers.masks import MaskParts, attention_mask
 from vramplan.analytic.layers.rope import complex_table, rotary_tables
+from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.model_spec import Config
 from vramplan.inputs.task_rules import TRL_TASKS
 
@@ -159,6 +160,17 @@ def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
 
 def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
+    assert forward.vision is not None
+    if not (runs_swift(forward.job) and forward.vision.tower.hooked_by_swift):
+        return _merged(forward, x)
+    with forward.tape.autocasting(None):  # accelerate wraps forward(), in front of which the hook runs
+        x = _merged(forward, x)
+    forward.net.multimodal_locals.clear()
+    forward.net.hook_outputs.append(x)
+    return x
+
+
+def _merged(forward: ForwardPass, x: Tensor) -> Tensor:
     assert forward.vision is not None
     net = forward.net
     own, states = image_features(forward, pixels_of(forward))

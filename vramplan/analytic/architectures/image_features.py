@@ -17,6 +17,7 @@ from vramplan.analytic.architectures.vision_tower import (
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.context import Context
+from vramplan.inputs.image_task_rules import runs_swift, runs_without_graph
 
 TOWER_STACK = 1
 """The tower's number among the stacks of a vision-language model."""
@@ -48,11 +49,14 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = tower.embed(net, c, vision.image, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "patches")
+    needs_grad, hooked = given.input_needs_grad and not runs_without_graph(job), tower.hooked
+    if runs_swift(job):  # by name (model/models/qwen.py: patch_get_input_embeddings)
+        hooked = "patches"
+    x = given_a_gradient(x, needs_grad and hooked == "patches")
     context = TowerContext(Context(job.attention, forward.fused), vision.image, images)
     if tower.place is not None:
         x = tower.place(net, c, context, x)
-    x = given_a_gradient(x, given.input_needs_grad and tower.hooked == "placed")
+    x = given_a_gradient(x, needs_grad and hooked == "placed")
     chosen, index = None, tower.chosen(whole)
     if tower.holds_first:
         net.tower_locals.append(x)

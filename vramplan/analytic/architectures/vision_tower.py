@@ -68,6 +68,8 @@ class VisionTower:
     text always gets a mask."""
     tower_type: str | None = None
     """The tower's own type, if the architecture takes several."""
+    hooked_by_swift: bool = False
+    """Whether a hook of ms-swift in front of the model runs tower and embeddings (4.6: templates/qwen.py)."""
     drops_empty: bool = False
     """Whether tiles that are all zero are dropped."""
     holds_first: bool = True

@@ -77,6 +77,8 @@ class Modules:
     """Dtype of the first embedding's output."""
     embedding_locals: list[Tensor] = field(default_factory=list)
     """Embeddings held until the model's forward() returns, if they are not the first layer's input."""
+    hook_outputs: list[Tensor] = field(default_factory=list)
+    """What a hook in front of the outer model made of its inputs, held until that has its outputs (ms-swift)."""
     multimodal_locals: list[Tensor] = field(default_factory=list)
     """Tensors held by the multimodal wrapper's forward() until it returns."""
     tower_locals: list[Tensor] = field(default_factory=list)

@@ -121,5 +121,6 @@ def _logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, tokens: i
         logits = decoder.after_head(net, config, head)
         del last, head
     if job.loop == "trainer" and job.casts:
-        return ops.to(logits, "fp32", "outputs converted to fp32 (accelerate)")
+        logits = ops.to(logits, "fp32", "outputs converted to fp32 (accelerate)")
+    net.hook_outputs.clear()
     return logits

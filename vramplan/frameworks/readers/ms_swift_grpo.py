@@ -17,6 +17,8 @@ SINCE = "3.12"
 """The first version whose trainer was read."""
 OWN_LOG_PROBS = "4.4"
 """The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
+FROZEN_TOWERS = "4.6"
+"""The first version in which a frozen vision tower has no graph; before, checkpointing keeps each layer's input."""
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 """Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
 _NOT_YET = "with rlhf_type grpo is not modelled yet"
@@ -122,6 +124,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             f"{parsed.eval_batch_size} completions are generated and scored at a time in an evaluation, which is not"
             " counted",
         )
+    parsed.compared_with_images = at_least(version, FROZEN_TOWERS)
     parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
 
 
