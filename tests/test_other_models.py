@@ -28,7 +28,6 @@ SEEING = "Qwen/Qwen2.5-VL-3B-Instruct"
         ("v100-32gb", {**GRPO, "reward_model": "Qwen/Qwen3-30B-A3B"}, "below compute capability 8.0"),
         ("h100", {**SWIFT, "reward_model": "llama-3.2-1b"}, "with loss=logits_to_keep"),
         ("h100", {**GRPO, **ASLEEP, "rollout_offload": "model"}, "are ms-swift's"),
-        ("h100", {**GRPO, "loss": "logits_to_keep", "vllm_sync_parts": 2}, "give generate_with=vllm"),
         ("h100", {"task": "reward", "loss": "liger"}, "use loss=standard"),
     ],
 )

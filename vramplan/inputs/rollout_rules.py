@@ -105,11 +105,6 @@ ROLLOUT_RULES = (
         " before 4.4; leave them out",
     ),
     Rule(
-        lambda job: job.vllm_sync_parts is not None and not uses_vllm_here(job),
-        IMPOSSIBLE,
-        "vllm_sync_parts has no meaning with {generate_with}; give {generate_with=vllm} or vllm_sleep",
-    ),
-    Rule(
         lambda job: (
             uses_vllm_here(job)
             and job.rollout_offload != "none"
