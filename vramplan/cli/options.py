@@ -139,7 +139,9 @@ JOB_FLAGS = {
     ),
     "num_labels": Flag(int, DATA, "Labels of a classification (as many as the model names)."),
     "reference": _choice(
-        "reference", METHOD, "Reference of dpo, kto, grpo: adapters_off, model, precomputed, none (by method)."
+        "reference",
+        METHOD,
+        "Reference of dpo, kto, grpo, rloo: adapters_off, model, precomputed, none (by method).",
     ),
     "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),
@@ -153,29 +155,29 @@ JOB_FLAGS = {
     "optimizer": Flag(str, PRECISION, "transformers' optim name (adamw_torch_fused).", complete=completion.optimizers),
     "seq_len": Flag(int, DATA, "Tokens in each sample (2048).", "sequence_length"),
     "prompt_len": Flag(
-        int, DATA, "dpo, kto, grpo, gkd: tokens of --seq-len that are the prompt's (1).", "prompt_length"
+        int, DATA, "dpo, kto, grpo, rloo, ppo, gkd: tokens of --seq-len that are the prompt's (1).", "prompt_length"
     ),
     "generate_with": _choice(
         "generate_with",
         METHOD,
-        "What generates for grpo: transformers, vllm on the same GPUs, vllm_sleep (it gives memory back while the model"
-        " trains), vllm_server (transformers).",
+        "What generates for grpo, rloo: transformers, vllm on the same GPUs, vllm_sleep (it gives memory back while the"
+        " model trains), vllm_server (transformers).",
     ),
-    "num_generations": Flag(int, DATA, "grpo: completions of each prompt (8)."),
+    "num_generations": Flag(int, DATA, "grpo, rloo: completions of each prompt (8)."),
     "reward_model": Flag(
         str,
         METHOD,
         "grpo, rloo, ppo: a model that scores completions on the same GPU (functions do).",
         complete=completion.model_names,
     ),
-    "vllm_share": Flag(float, METHOD, "grpo: share of the GPU that vLLM takes, vllm_gpu_memory_utilization (0.3)."),
+    "vllm_share": Flag(float, METHOD, "grpo, rloo: share of the GPU for vLLM, vllm_gpu_memory_utilization (0.3)."),
     "vllm_max_len": Flag(
         int,
         METHOD,
-        "grpo: tokens of vLLM's longest text, max_model_len, which its share has to hold (the model's positions).",
+        "grpo, rloo: tokens of vLLM's longest text, max_model_len, which its share has to hold (the model's own).",
         "vllm_max_length",
     ),
-    "vllm_tensor_parallel": Flag(int, METHOD, "grpo: GPUs that share one copy of the model in vLLM (1)."),
+    "vllm_tensor_parallel": Flag(int, METHOD, "grpo, rloo: GPUs that share one copy of the model in vLLM (1)."),
     "lengths": Flag(
         str,
         DATA,

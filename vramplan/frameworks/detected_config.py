@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from vramplan.errors import setting
 from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.settings import ConfigSource, ConfigValue
 from vramplan.frameworks.syntax.shell import Command
@@ -34,7 +33,7 @@ class DetectedConfig(NamedTuple):
         """The same with these settings over its own; an empty value removes a key."""
         if not settings:
             return self
-        values = {key: ConfigValue(_parsed(value), setting("set", f"{key}={value}")) for key, value in settings.items()}
+        values = {key: ConfigValue(_parsed(value), f"--set {key}={value}") for key, value in settings.items()}
         merged = {key: value for key, value in {**self.source.settings, **values}.items() if value.value != ""}
         return self._replace(source=replace(self.source, settings=merged))
 
