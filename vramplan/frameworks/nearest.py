@@ -52,6 +52,8 @@ FLAGS = {
 }
 """Fields of a job -> flags of `vramplan estimate`, in the order in which they are written."""
 
+OF_TOWERS = ("vision", "projector")
+"""Fields of models with a vision tower."""
 ALWAYS = ("autocast", "sequence_length")
 """Fields whose default the command line completes otherwise."""
 
@@ -85,7 +87,7 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
         job = {**job, "autocast": "none"}  # DeepSpeed casts the weights itself
     words = ["vramplan estimate", model or "MODEL", GPU]
     for field, flag in FLAGS.items():
-        value = job.get(field)
+        value = None if field in OF_TOWERS and "image_size" not in job else job.get(field)  # a model of text has none
         if value is None or (value == Job.model_fields[field].default and field not in ALWAYS):
             continue
         joined = ("x" if field == "image_size" else ",").join(map(str, value)) if isinstance(value, tuple) else value

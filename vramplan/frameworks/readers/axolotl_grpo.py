@@ -13,6 +13,8 @@ from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
 OTHER_TRAINERS = ("use_data_producer", "async_prefetch", "streaming_partial_batch", "vllm_lora_sync", "rollout_func")
 """Keys of ``trl:`` that choose a trainer of axolotl's own, or another way to generate."""
 UNMODELLED = ("sync_ref_model", "off_policy_mask_threshold", "replay_recompute_logps")
+OF_VLLM = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_len")
+"""Keys that the section trl had before the section vllm took them."""
 VLLM_SHARE = 0.9
 """gpu_memory_utilization of the section ``vllm:`` (utils/schemas/vllm.py)."""
 
@@ -78,6 +80,9 @@ def _as_trl(config: ConfigReader) -> ConfigReader:
     if trl is None:
         raise ConfigError(f"{config.place('rl')}: rl: grpo without the section trl: axolotl has no reward function")
     settings = dict(trl.source.settings)
+    for name in OF_VLLM:
+        if trl.has(name):
+            raise trl.unsupported(name, f"is no key of this section: axolotl reads vllm.{name.removeprefix('vllm_')}")
     if trl.lowercase("vllm_mode", default="") == "colocate":
         share = VLLM_SHARE if vllm is None else vllm.number("gpu_memory_utilization", default=VLLM_SHARE)
         settings["vllm_gpu_memory_utilization"] = ConfigValue(share, config.place("vllm"))
