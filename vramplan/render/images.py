@@ -166,11 +166,9 @@ def solved(solution: Solved) -> Answer:
         )
         end = "the next larger one does not fit" if solution.bounded else "the model or its processor allows no more"
         tokens = solution.estimate.image_tokens_per_sample
-        of_images = f"{tokens:,} image tokens of " if tokens else ""
-        rest = (
-            f" at micro-batch {solution.estimate.micro_batch_size}:"
-            f" {of_images}{solution.estimate.job.sequence_length:,}; {end}."
-        )
+        length = solution.estimate.job.sequence_length
+        samples = f": {tokens:,} image tokens of {length:,}" if tokens else f", samples of {length:,} tokens"
+        rest = f" at micro-batch {solution.estimate.micro_batch_size}{samples}; {end}."
         return [Text.assemble("Largest ", (f"--{solution.quantity} {value}", "bold"), screen.text(rest))]
 
     return Answer(lay_out)
