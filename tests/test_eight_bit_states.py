@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 import vramplan
-from vramplan.inputs.job import Loop
+from vramplan.inputs.job_values import Loop
 
 
 @pytest.mark.parametrize(("loop", "measured"), [("trainer", 4_374_858_752), ("plain", 3_560_402_944)])

@@ -14,7 +14,8 @@ from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.frameworks.detect import from_path
 from vramplan.frameworks.liger import liger_fields, liger_pairs
 from vramplan.frameworks.write import write
-from vramplan.inputs.job import FUSED_KERNELS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.check import read
 

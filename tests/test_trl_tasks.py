@@ -16,7 +16,8 @@ from vramplan.frameworks.readers.trl_grpo import CUT_UNTIL
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.planner.export import export
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

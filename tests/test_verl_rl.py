@@ -14,7 +14,7 @@ from vramplan.frameworks.detect import from_line
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.verl_rl import nearest_job
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import FUSED_KERNELS
+from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.planner.read_config import read
 
 QWEN = "Qwen/Qwen2.5-0.5B"

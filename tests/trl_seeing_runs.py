@@ -15,7 +15,7 @@ from tests.matrix_cases import SEEING, seeing_job, spec_for
 from tests.recorded_runs import add_missing, job_of, model_of, rows_of
 from tests.trl_runs import GPU, TRL
 from vramplan.inputs.images import processed_image
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 
 RUNS = Path(__file__).parent / "trl_seeing_runs.jsonl"
 ONE: dict[str, Any] = {"images": 1, "image_size": (500, 400), "micro_batch_size": 2}

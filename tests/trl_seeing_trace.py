@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.trl_trace import Dpo, Kto, Setup, TrlRun
 from vramplan.inputs.images import IMAGE_PROCESSORS
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.torch_backend.model.adapters import excluded_modules, freeze
 from vramplan.torch_backend.model.batches import image_batch
 from vramplan.torch_backend.model.build import from_config

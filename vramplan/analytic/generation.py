@@ -23,7 +23,8 @@ from vramplan.analytic.unfolded_step import Step, buffers_of, no_cycle_collectio
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.errors import setting as option
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.allocator import AllocatorSettings
 from vramplan.memory.calibration import margin_bytes, plannable_bytes

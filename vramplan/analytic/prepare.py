@@ -16,7 +16,8 @@ from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.images import ProcessedImage, processed_image
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_inputs import inputs_of
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_rules import SCORING

@@ -32,7 +32,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.timeline import Storage
 
 if TYPE_CHECKING:
-    from vramplan.inputs.job import Attention
+    from vramplan.inputs.job_values import Attention
 
 PHASE = "reward"
 

@@ -24,7 +24,8 @@ from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.analytic.vllm_rollout import VllmRollout, vllm_awake, vllm_weight_bytes, weight_bytes
-from vramplan.inputs.job import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun

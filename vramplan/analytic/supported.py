@@ -10,7 +10,8 @@ from vramplan.analytic.layers.losses import FUSED
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.input_checks import check_inputs
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.task_rules import NO_REWARD, OF_FRAMEWORKS, TRL_TASKS

@@ -13,7 +13,8 @@ from vramplan.analytic.unfolded_step import Step
 from vramplan.analytic.vllm_rollout import vllm_weight_bytes
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import LANGUAGE_MODEL, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import LANGUAGE_MODEL
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.vllm import requested_bytes
 from vramplan.units import DTYPE_BYTES, ceil_div, format_bytes

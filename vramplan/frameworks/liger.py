@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import FUSED_KERNELS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import FUSED_KERNELS
 
 ALL_KERNELS: dict[str, Any] = {"loss": "liger", "fused_kernels": FUSED_KERNELS}
 """What Liger replaces without options: where a model has no such kernel, its layers stay."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, OF_SWIFT
 
 

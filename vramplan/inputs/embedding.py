@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.job import Job, Pooling
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Pooling
 from vramplan.inputs.model_spec import Config
 
 SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims", "pooling")

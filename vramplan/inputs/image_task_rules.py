@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job, Loss
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.task_rules import TRL_TASKS
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.embedding import check_embedding
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.model_inputs import MODEL_INPUTS, inputs_of
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length

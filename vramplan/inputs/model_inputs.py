@@ -15,7 +15,8 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
 from vramplan.inputs.images.types import Tensor as ImageTensor
-from vramplan.inputs.job import Job, Task
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.tasks import CLASS_NAMES, IMAGES, OTHER_TASKS, class_of, head_of, num_labels
 

@@ -57,7 +57,7 @@ PPO_RULES = (
     Rule(
         lambda job: is_ppo(job) and (job.loop != "trainer" or job.joins_samples or job.lengths is not None),
         UNSUPPORTED,
-        "{task} is modelled with {loop=trainer}, {batches=padded} and samples of one length; use these",
+        "{task} is modelled of samples of one length; use {loop=trainer}, {batches=padded} and no {lengths}",
     ),
     Rule(
         lambda job: is_ppo(job) and job.pictures > 0,

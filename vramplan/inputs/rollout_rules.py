@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import ROLLOUTS, Job, Loss
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.inputs.verl import Verl

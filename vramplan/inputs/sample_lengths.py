@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.units import in_digits
 
 NUM_SAMPLES = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH
+from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.model_spec import ModelSpec
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")

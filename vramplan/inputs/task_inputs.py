@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vramplan.inputs.images.types import Tensor as ImageTensor
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.task_rules import CONCATENATED, OF_SWIFT, PAIRS
 

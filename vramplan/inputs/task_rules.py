@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import GENERATING, REFERRING, Job, Loss
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import GENERATING, REFERRING, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
@@ -48,7 +49,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
     "orpo": ("standard",),
     "cpo": ("standard",),
     "simpo": ("standard",),
-    "reward": ("standard", "value_head", "kept_log_probs"),
+    "reward": ("standard", "chunked", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
 

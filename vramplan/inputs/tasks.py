@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from vramplan.errors import ConfigError, UnsupportedError, setting
 
 if TYPE_CHECKING:
-    from vramplan.inputs.job import Job, Task
+    from vramplan.inputs.job import Job
+    from vramplan.inputs.job_values import Task
     from vramplan.inputs.model_spec import Config
 
 

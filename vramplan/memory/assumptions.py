@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.sample_lengths import MICRO_STEPS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, TRL_TASKS
 from vramplan.memory.calibration import is_measured, margin_of

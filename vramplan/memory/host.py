@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramplan.dataclass import dataclass
-from vramplan.inputs.job import Dtype, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Dtype
 from vramplan.units import DTYPE_BYTES, GiB, ceil_div, format_bytes
 
 SHARD_BYTES = 50 * 10**9

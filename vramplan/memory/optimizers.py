@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Job, Loop
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Loop
 from vramplan.memory import optimizer_steps as steps
 from vramplan.step_time.rates import rates_of
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import ceil
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 

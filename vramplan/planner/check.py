@@ -30,7 +30,7 @@ from vramplan.frameworks.settings import Note, is_unknown
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.usual_names import accepts_usual_names

@@ -9,7 +9,7 @@ from typing import Any
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.levers import helpful_effects, memory_levers

@@ -14,7 +14,7 @@ from vramplan.frameworks.settings import Note
 from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure, measure_texts
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
-from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.tasks import LABELLED
 from vramplan.planner.job_defaults import complete_job

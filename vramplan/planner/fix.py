@@ -24,7 +24,7 @@ from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue, Note
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
-from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH
+from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.load import load_gpu, load_named_model
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin

@@ -8,8 +8,8 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.catalog import all_gpus
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import with_current_names
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.prices import Prices
 from vramplan.step_time.rates import rates_of

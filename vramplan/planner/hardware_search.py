@@ -10,8 +10,8 @@ from typing import Any, Literal
 from vramplan.analytic.architectures.lookup import is_described
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import with_current_names
 from vramplan.inputs.load import load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.prices import Prices, load_prices

@@ -19,7 +19,7 @@ from vramplan.inputs.images import (
     processed_image,
 )
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec

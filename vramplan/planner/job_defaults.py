@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 from vramplan.analytic.architectures.lookup import architecture_of, is_described
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs import model_inputs
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.image_task_rules import is_compared
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, Job, engine_casts, with_current_names
+from vramplan.inputs.job import Job, engine_casts
+from vramplan.inputs.job_values import FUSED_KERNELS, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.load import OTHER_MODELS, name_of_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
@@ -23,7 +25,7 @@ from vramplan.inputs.usual_names import UNKNOWN_VALUES
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-    from vramplan.inputs.job import Task
+    from vramplan.inputs.job_values import Task
 
 MIN_TEXT_TOKENS = 128
 """Least tokens of text beside the images if no length is given."""

@@ -13,7 +13,8 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS, GENERATING, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate

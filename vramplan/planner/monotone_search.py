@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.inputs.job import MAX_COUNT
+from vramplan.inputs.job_values import MAX_COUNT
 
 MAX_MICRO_BATCH = 1 << 20
 """Larger micro-batches are not looked at."""

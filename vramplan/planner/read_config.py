@@ -23,7 +23,8 @@ from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, Kind, Note
 from vramplan.frameworks.syntax.argv import in_sections
 from vramplan.inputs.images import IMAGE_PROCESSORS
-from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.load import OTHER_MODELS, load_model, names_setting
 from vramplan.inputs.model_inputs import MODEL_INPUTS, complete
 from vramplan.inputs.model_names import named_model

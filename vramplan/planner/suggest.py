@@ -7,8 +7,8 @@ from typing import Any
 
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.errors import ConfigError, name_settings
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import with_current_names
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE

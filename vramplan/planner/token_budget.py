@@ -8,9 +8,10 @@ from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.analytic.unfolded_step import no_cycle_collection
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS
-from vramplan.inputs.job import Job, with_batch, with_current_names
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.usual_names import accepts_usual_names

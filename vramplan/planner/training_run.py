@@ -7,7 +7,8 @@ from math import ceil
 
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import MAX_COUNT, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.planner.search_result import Plan, Run, RunLength
 from vramplan.units import ceil_div
 

@@ -13,7 +13,7 @@ from vramplan.adaptive.decision import Decision
 from vramplan.adaptive.ladder import LadderPlan
 from vramplan.adaptive.rung import Rung
 from vramplan.adaptive.simulate import Point, Simulation
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.inputs.platforms import platform_notes
 from vramplan.render.adapt_types import LadderData, RungData, SimulationData
 from vramplan.render.figures import duration, free_gib, gib

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.embedding import columns
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, PAIRS, TRL_TASKS
 from vramplan.units import GiB
 

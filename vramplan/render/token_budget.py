@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.planner.token_budget import COUNTED, TokenBudget, TokenBudgets
 from vramplan.render.figures import gib
 from vramplan.render.terminal import (

@@ -18,10 +18,10 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
-from sys import getrefcount
 from typing import Any, TypeVar
 from weakref import ref
 
+from vramplan.analytic.autograd.buffer_names import BUFFER_NAMES
 from vramplan.analytic.autograd.graph import (
     Accumulate,
     Backward,
@@ -40,6 +40,7 @@ from vramplan.analytic.autograd.graph import (
     detached,
     leaf,
 )
+from vramplan.analytic.autograd.reference_counts import base_holders, holders
 from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
 from vramplan.step_time.kernels import ELEMENTWISE, MATMUL, Kernel
 from vramplan.units import DTYPE_BYTES
@@ -48,14 +49,6 @@ Output = TypeVar("Output")
 
 EMPTIES_CACHE = "empties the cache"
 """Category of what is no storage: where it is allocated, PyTorch's allocator gives back what is free."""
-BUFFER_NAMES = {
-    "sum": "partial sums of a gradient",
-    "embedding": "partial sums of the embedding's gradient",
-    "flash splits": "flash results of parts of the keys",
-    "flash split sums": "flash log-sum-exp of parts of the keys",
-    "efficient backward": "efficient backward accumulators",
-}
-"""What the buffers of kernels are called."""
 
 
 class Tape:
@@ -112,9 +105,9 @@ class Tape:
         self.frame: CheckpointFrame | None = None
         self.recomputing: CheckpointFrame | None = None
         self.in_backward = False
-        self.alone = _holders([Tensor(self, Resident(), (), "fp32")], 0)
+        self.alone = holders([Tensor(self, Resident(), (), "fp32")], 0)
         """Reference counts of a tensor that only one list holds."""
-        self.alone_view = _base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
+        self.alone_view = base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
         """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
 
@@ -404,12 +397,12 @@ class Tape:
         self.work(0, 3 * old.num_bytes, old.dtype)
         like = old.like
         del old
-        if _holders(buffer, index) != self.alone:
+        if holders(buffer, index) != self.alone:
             buffer[index] = self.empty(like.shape, like.dtype, "sum of gradients")
 
     def _accumulate(self, node: Accumulate, grads: Grads) -> None:
         """AccumulateGrad: add in place, take over a gradient that nothing else holds, or copy it."""
-        alone = _holders(grads, 0)[0] == self.alone[0]  # other holders of the storage do not matter here
+        alone = holders(grads, 0)[0] == self.alone[0]  # other holders of the storage do not matter here
         is_used = not self._only(grads, 0)
         grad = grads.pop()
         assert grad is not None
@@ -452,9 +445,9 @@ class Tape:
         grad = grads[index]
         assert grad is not None
         if grad.base is not None:
-            return _base_holders(grads, index) == self.alone_view
+            return base_holders(grads, index) == self.alone_view
         del grad
-        return _holders(grads, index) == self.alone
+        return holders(grads, index) == self.alone
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
@@ -501,19 +494,3 @@ class Tape:
             self.autocast = outer
             if outer is None:
                 self.autocast_cache.clear()
-
-
-def _holders(tensors: Grads, index: int) -> tuple[int, int]:
-    """Reference counts of a tensor in a list and of its storage, to compare with those of an unshared tensor."""
-    tensor = tensors[index]
-    assert tensor is not None
-    return getrefcount(tensor), getrefcount(tensor.storage)
-
-
-def _base_holders(views: Grads, index: int) -> tuple[int, int]:
-    """Reference counts of the tensor of which there is a view in a list, and of their storage."""
-    view = views[index]
-    assert view is not None
-    base = view.base
-    assert base is not None
-    return getrefcount(base), getrefcount(base.storage)

@@ -17,7 +17,8 @@ from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of
-from vramplan.inputs.job import ROLLOUTS, Zero
+from vramplan.inputs.job import Zero
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.inputs.job import Job, Loss, Task
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import Loss, Task
 from vramplan.inputs.model_spec import Config
 from vramplan.inputs.tasks import IMAGES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.inputs.job import Pooling
+from vramplan.inputs.job_values import Pooling
 
 
 def pool(states: Tensor, mask: Tensor, how: Pooling) -> Tensor:

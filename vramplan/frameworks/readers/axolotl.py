@@ -26,7 +26,8 @@ from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import ATTENTION_NAMES, dora_and_saved_modules, reentrant_kwargs
 from vramplan.frameworks.writers.zero_fsdp import sharding
-from vramplan.inputs.job import FUSED_KERNELS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import FUSED_KERNELS
 
 PACKAGE, NEWEST = "axolotl", "0.19.0"
 CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"

@@ -17,7 +17,8 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, 
 from vramplan.frameworks.readers.openrlhf_nearest import MICRO_BATCHES, TASKS, nearest
 from vramplan.frameworks.readers.trainer_arguments import DTYPES, num_launched_processes
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import DEEPSPEED_SIZES, FUSED_KERNELS
+from vramplan.inputs.job import DEEPSPEED_SIZES
+from vramplan.inputs.job_values import FUSED_KERNELS
 
 PACKAGE, NEWEST, FIRST = "openrlhf", "0.11.2", "0.7"
 """Its package, the newest version that was read, and the first whose loops are the same."""

@@ -14,7 +14,7 @@ from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 
 Settings = dict[str, ConfigValue]
 

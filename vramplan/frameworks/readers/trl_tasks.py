@@ -17,7 +17,7 @@ from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import CONCATENATED
 from vramplan.units import ceil_div
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
-from vramplan.inputs.job import ROLLOUTS
+from vramplan.inputs.job_values import ROLLOUTS
 
 PREFERENCES = ("dpo", "kto", "orpo", "cpo")
 TASKS = (*PREFERENCES, "reward", *ROLLOUTS, "gkd")

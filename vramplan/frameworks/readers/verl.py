@@ -20,7 +20,7 @@ from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, r
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.syntax import hydra
 from vramplan.inputs.images import IMAGE_PROCESSORS
-from vramplan.inputs.job import FUSED_KERNELS
+from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
 
 PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.0"

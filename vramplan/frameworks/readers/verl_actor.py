@@ -30,7 +30,7 @@ from vramplan.frameworks.readers.verl_rl import (
 )
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS, FUSED_KERNELS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
 from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div, divisors

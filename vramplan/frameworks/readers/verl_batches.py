@@ -12,7 +12,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames, allocator_settings
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.units import ceil_div, divisors, round_up
 
 BUDGET, LONGEST, SAMPLES = "data.max_token_len_per_gpu", "data.max_length", "data.micro_batch_size_per_gpu"

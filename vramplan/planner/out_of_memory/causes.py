@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.planner.out_of_memory.cause import FEWER_SAMPLES, Cause
 from vramplan.planner.out_of_memory.phase_causes import phase_cause
 from vramplan.training_log import Amount, OutOfMemory

@@ -9,7 +9,7 @@ from typing import Any
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.host import HostMemory

@@ -12,7 +12,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.inputs.catalog import all_gpus, load_spec, model_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import DEFAULT_SEQUENCE_LENGTH, MAX_COUNT
+from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH, MAX_COUNT
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.usual_names import accepts_usual_names

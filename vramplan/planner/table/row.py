@@ -8,7 +8,8 @@ from typing import NamedTuple
 from vramplan.dataclass import dataclass
 from vramplan.errors import UnsupportedError, VramplanError, as_python, setting, spell
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import ROLLOUTS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.validation import check_job
 from vramplan.memory.assumptions import describe_method, describe_step, describe_strategy, describe_weights

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, UnsupportedError, setting
-from vramplan.inputs.job import FUSED_KERNELS, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.torch_backend.trace.cuda_autocast import low_dtype
 from vramplan.units import ceil_div
 

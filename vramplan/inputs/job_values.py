@@ -1,0 +1,90 @@
+"""What settings of a job may be, and which tasks are of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from vramplan.inputs.verl import Verl
+
+Method = Literal["full", "lora", "dora"]
+Quantize = Literal["none", "nf4", "int8"]
+Dtype = Literal["bf16", "fp16", "fp32"]
+QuantStorage = Literal["uint8", "bf16", "fp16", "fp32"]
+Autocast = Literal["none", "bf16", "fp16"]
+EXPANDABLE_SEGMENTS = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""The environment variable with which PyTorch's allocator joins blocks of different sizes."""
+Batches = Literal["unpadded", "padded", "packed", "flattened"]
+Checkpointing = Literal["none", "full"]
+Attention = Literal["sdpa", "flash", "eager"]
+MixerKernels = Literal["torch", "packages"]
+Loss = Literal[
+    "standard",
+    "sliced",
+    "sliced_fp32",
+    "sections",
+    "liger",
+    "liger_cross_entropy",
+    "cut",
+    "chunked",
+    "log_probs",
+    "concatenated",
+    "concatenated_states",
+    "log_softmax",
+    "logits_to_keep",
+    "liger_logits_to_keep",
+    "value_head",
+    "scaled_log_softmax",
+    "kept_log_probs",
+]
+Task = Literal[
+    "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
+    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd", "ppo",
+]  # fmt: skip
+"""What is trained for, if that is not what transformers trains such a model for."""
+ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")
+"""Tasks of TRL that generate the completions that they train on."""
+GENERATING: tuple[Task, ...] = (*ROLLOUTS, "gkd", "ppo")
+"""All tasks that may generate completions."""
+REFERRING: tuple[Task, ...] = ("dpo", "kto", "ppo", *ROLLOUTS)
+"""Tasks with a reference."""
+Reference = Literal["adapters_off", "model", "precomputed", "none"]
+Divergence = Literal["jsd", "forward_kl", "reverse_kl"]
+GeneratedBy = Literal["student", "teacher", "both", "none"]
+Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]
+FusedKernel = Literal["rope", "rms_norm", "layer_norm", "swiglu", "geglu"]
+Loop = Literal["trainer", "plain"]
+Experts = Literal["stacked", "linear"]
+Part = Literal["frozen", "train", "lora"]
+Pooling = Literal["mean", "cls", "lasttoken"]
+EmbeddingLoss = Literal[
+    "multiple_negatives",
+    "cached_multiple_negatives",
+    "symmetric",
+    "cosent",
+    "angle",
+    "cosine_similarity",
+    "contrastive",
+    "online_contrastive",
+    "triplet",
+    "margin_mse",
+]
+Offload = Literal["none", "optimizer", "all"]
+RolloutOffload = Literal["none", "optimizer", "model", "all"]
+
+MAX_COUNT = 1 << 24
+"""Largest batch, length or rank that is accepted; more is refused as a likely mistake."""
+
+
+FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
+"""All of Liger's kernels that replace layers."""
+LANGUAGE_MODEL: Mapping[str, Any] = {
+    "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
+    "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
+    "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
+    "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd", "generated_by": "student",
+    "reward_model": None, "reward_dtype": None, "reward_adapters": False,
+}  # fmt: skip
+"""The settings of a job that trains the next token, in place of those of a task."""
+DEFAULT_SEQUENCE_LENGTH = 2048
+"""Tokens of a sample if none are given."""
