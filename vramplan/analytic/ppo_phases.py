@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from vramplan.analytic.batch import make_batch
+from vramplan.analytic.batch import Batch, make_batch
+from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.tasks import ppo
@@ -16,24 +18,24 @@ from vramplan.analytic.train_step import new_modules
 
 def simulate_scoring(setting: StepSpec) -> StepRecord:
     """The record of a micro-batch's log-probabilities without gradients: the policy's, in training mode."""
-    net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
-    tape = net.tape
-    with tape.no_grad():
-        batch = make_batch(tape, setting, "scoring", setting.job.micro_batch_size)
-        found = ppo.score(net, setting, "scoring", batch)
-    tape.enter("end", None)
-    del found, batch
-    return record_of(tape)
+    return _simulate(setting, "scoring", ppo.score, training=True)
 
 
 def simulate_rewards(setting: StepSpec) -> StepRecord:
     """The record of the reward model's forward on a micro-batch: the policy's layers with other adapters."""
+    return _simulate(setting, "reward", ppo.outputs, training=False)
+
+
+def _simulate(
+    setting: StepSpec, phase: str, run: Callable[[Modules, StepSpec, str, Batch], object], training: bool
+) -> StepRecord:
+    """The record of a forward without gradients, whose results and batch live to its end."""
     net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
     tape = net.tape
-    tape.training = False
+    tape.training = training
     with tape.no_grad():
-        batch = make_batch(tape, setting, "reward", setting.job.micro_batch_size)
-        found = ppo.outputs(net, setting, "reward", batch)
+        batch = make_batch(tape, setting, phase, setting.job.micro_batch_size)
+        found = run(net, setting, phase, batch)
     tape.enter("end", None)
     del found, batch
     return record_of(tape)

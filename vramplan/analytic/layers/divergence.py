@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.analytic.layers.label_log_probs import log_softmax
+from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers.label_log_probs import log_softmax, log_sum_exp
 
 
 def divergence(student: Tensor, teacher: Tensor, kind: str, scored: int) -> Tensor:
@@ -38,6 +38,11 @@ def kl_div(of: Tensor, target: Tensor) -> Tensor:
     return ops.mul(chances, difference, "divergence of each word")
 
 
+def mixed(stacked: Tensor) -> Tensor:
+    """``torch.logsumexp(stacked, dim=0)``: the log-probabilities of the mixture."""
+    return log_sum_exp(stacked, stacked.shape[1:], "log-probabilities")
+
+
 def jensen_shannon(own: Tensor, other: Tensor) -> Tensor:
     """Both against their mixture, whose log-probabilities are a logsumexp of the two stacked."""
     tape = own.tape
@@ -45,7 +50,7 @@ def jensen_shannon(own: Tensor, other: Tensor) -> Tensor:
     parts = [ops.shift(own, "student's share of the mixture"), ops.shift(other, "teacher's share of the mixture")]
     stacked = ops.stack(parts)
     parts.clear()
-    mixture = log_sum_exp(stacked)
+    mixture = mixed(stacked)
     del stacked
     of_teacher, of_student = kl_div(mixture, other), kl_div(mixture, own)
     weighted = ops.scale(of_teacher, "divergence of the teacher, weighted")
@@ -59,25 +64,3 @@ DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forward_kl": kl_div,
     "reverse_kl": lambda own, other: kl_div(other, own),
 }
-
-
-def log_sum_exp(x: Tensor) -> Tensor:
-    """``torch.logsumexp(x, dim=0)``; see :func:`vramplan.analytic.layers.label_log_probs.label_log_probs`."""
-    tape, like, shape = x.tape, x.like, x.shape[1:]
-
-    def backward(grad: Tensor) -> Grads:
-        differences = ops.new_like(tape, like, "log-probabilities less those of the mixture")
-        shares = ops.new_like(tape, like, "shares of the mixture")
-        gradient = ops.new_like(tape, like, "gradient of the stacked log-probabilities")
-        del differences, shares
-        return [gradient]
-
-    node = tape.node((x,), backward)
-    tape.save(node, x)
-    out = ops.output(node, tape, shape, x.dtype, "log-probabilities of the mixture")
-    highest = tape.empty(shape, x.dtype, "higher log-probabilities", "workspace")
-    exponentials = tape.empty(x.shape, x.dtype, "exponentials", "workspace")
-    tape.work(0, 4 * x.num_bytes, x.dtype, launches=3)
-    del highest, exponentials
-    tape.save(node, out)
-    return out

@@ -15,7 +15,7 @@ def label_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     tape, shape = logits.tape, (batch, length, 1)
     if logits.dtype == "fp32":
         picked = ops.gather(logits, labels, shape)
-        sums = [_log_sum_exp(row) for row in ops.split_first(logits, (1,) * batch)]
+        sums = [log_sum_exp(row, (1, length, 1)) for row in ops.split_first(logits, (1,) * batch)]
         joined = ops.join_rows(sums, shape)
         del sums
         return ops.subtract(picked, joined, "log-probabilities")
@@ -51,24 +51,25 @@ def log_softmax_of_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.gather(found, labels, (rows, length - 1, 1)).view(rows, length - 1)
 
 
-def _log_sum_exp(x: Tensor) -> Tensor:
-    """``torch.logsumexp(x, -1)`` (native/ReduceOps.cpp: logsumexp_out_impl; FunctionsManual.cpp: logsumexp_backward).
+def log_sum_exp(x: Tensor, shape: tuple[int, ...], what: str = "logits") -> Tensor:
+    """``torch.logsumexp`` over a dimension that `shape` does not have, or has as 1; `what` names what is summed.
 
-    Forward makes the exponentials of all elements; backward two temporaries before the gradient.
+    (native/ReduceOps.cpp: logsumexp_out_impl; FunctionsManual.cpp: logsumexp_backward.) Forward makes the exponentials
+    of all elements; backward two temporaries before the gradient.
     """
-    tape, like, shape = x.tape, x.like, (*x.shape[:-1], 1)
+    tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        differences = ops.new_like(tape, like, "logits less their log-sum-exp")
+        differences = ops.new_like(tape, like, f"{what} less their log-sum-exp")
         probabilities = ops.new_like(tape, like, "probabilities")
-        gradient = ops.new_like(tape, like, "gradient of the logits (log-sum-exp backward)")
+        gradient = ops.new_like(tape, like, f"gradient of the {what} (log-sum-exp backward)")
         del differences, probabilities
         return [gradient]
 
     node = tape.node((x,), backward)
     tape.save(node, x)
     out = ops.output(node, tape, shape, x.dtype, "log-sum-exp")
-    highest = tape.empty(shape, x.dtype, "highest logits", "workspace")
+    highest = tape.empty(shape, x.dtype, f"highest {what}", "workspace")
     exponentials = tape.empty(x.shape, x.dtype, "exponentials", "workspace")
     tape.work(0, 4 * x.num_bytes, x.dtype, launches=3)
     del highest, exponentials

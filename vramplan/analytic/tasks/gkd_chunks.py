@@ -10,7 +10,7 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
-from vramplan.analytic.layers.divergence import log_sum_exp
+from vramplan.analytic.layers.divergence import kl_div, mixed
 from vramplan.analytic.layers.label_log_probs import log_softmax
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -60,7 +60,7 @@ def _in_chunks(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
         elif kind == "reverse_kl":
             found = _kl_div(other, own)
         else:
-            mixture = log_sum_exp(ops.stack([ops.shift(own), ops.shift(other)]))
+            mixture = mixed(ops.stack([ops.shift(own), ops.shift(other)]))
             found = ops.add(ops.scale(_kl_div(mixture, other)), ops.scale(_kl_div(mixture, own)))
         total = ops.add(total, ops.total(found.view(shape[0])).view())
     return total
@@ -68,4 +68,4 @@ def _in_chunks(student: Tensor, teacher: Tensor, kind: str) -> Tensor:
 
 def _kl_div(of: Tensor, target: Tensor) -> Tensor:
     """``default_kl_div``: a number for each token."""
-    return ops.total(ops.mul(ops.exp(target), ops.subtract(target, of)))
+    return ops.total(kl_div(of, target))
