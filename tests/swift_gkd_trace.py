@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from tests.swift_trace import _called_by_swift, _template
+from tests.swift_trace import _called_by_swift, _template, as_swift_loads
 from tests.trl_gkd_trace import BETAS
 from tests.trl_trace import SETUPS, Setup, TrlRun, ones
 from vramplan.inputs.gpu import Gpu
@@ -23,17 +23,10 @@ class SwiftGkd(Setup):
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         """The trainer."""
         from datasets import Dataset
-        from peft import get_peft_model
         from swift.rlhf_trainers import GKDTrainer
         from swift.rlhf_trainers.arguments import GKDConfig
 
-        if peft is not None:
-            if self.job.checkpointing == "full":
-                model.enable_input_require_grads()
-            model = get_peft_model(model, peft)
-        for one in (model, reference):
-            one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)
-            one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)
+        model = as_swift_loads(model, reference, peft, self.job)
         own = self.arguments(folder) | {"check_model": False, "remove_unused_columns": False, "tuner_type": "lora"}
         own |= {"lmbda": 0.0, "beta": BETAS[self.job.divergence]}
         reference.requires_grad_(False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from tests import trl_trace
-from tests.swift_trace import _called_by_swift, _template
+from tests.swift_trace import _called_by_swift, _template, as_swift_loads
 from tests.trl_trace import Setup, TrlRun, ones
 
 COPIED = ("input_ids", "attention_mask")
@@ -27,18 +26,10 @@ class SwiftGrpo(Setup):
 
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         from datasets import Dataset
-        from peft import get_peft_model
         from swift.rlhf_trainers.arguments import GRPOConfig
         from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 
-        if peft is not None:
-            if self.job.checkpointing == "full":
-                model.enable_input_require_grads()
-            model = get_peft_model(model, peft)
-        for one in (model, reference):
-            if one is not None:
-                one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)
-                one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)
+        model = as_swift_loads(model, reference, peft, self.job)
         own = self.arguments(folder) | {
             "check_model": False,
             "remove_unused_columns": False,

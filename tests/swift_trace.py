@@ -14,9 +14,25 @@ from torch import nn
 
 from tests import trl_trace
 from tests.trl_trace import SETUPS, Setup, TrlRun, ones
+from vramplan.inputs.job import Job
 
 MASKS = ("masking_utils.py", "modeling_flash_attention_utils.py")
 """Files of transformers that read masks, whose answer is the job's."""
+
+
+def as_swift_loads(model: nn.Module, reference: nn.Module | None, peft: Any, job: Job) -> Any:
+    """The model with its adapters, and what ms-swift notes on it and on a second model."""
+    from peft import get_peft_model
+
+    if peft is not None:
+        if job.checkpointing == "full":
+            model.enable_input_require_grads()  # type: ignore[operator]
+        model = get_peft_model(model, peft)  # type: ignore[arg-type]
+    for one in (model, reference):
+        if one is not None:
+            one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)  # type: ignore[assignment]
+            one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)  # type: ignore[assignment]
+    return model
 
 
 class Swift(Setup):
@@ -24,7 +40,6 @@ class Swift(Setup):
 
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         from datasets import Dataset
-        from peft import get_peft_model
         from swift import rlhf_trainers as trainers
         from swift.rlhf_trainers import arguments as configs
         from transformers import GenerationConfig
@@ -32,14 +47,7 @@ class Swift(Setup):
         task, options = str(self.job.task), dict(self.options)
         if task == "reward":  # transformers gives such a class none
             model.generation_config, model.config.pad_token_id = GenerationConfig(), 0
-        if peft is not None:
-            if self.job.checkpointing == "full":
-                model.enable_input_require_grads()
-            model = get_peft_model(model, peft)
-        for one in (model, reference):
-            if one is not None:
-                one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)
-                one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)
+        model = as_swift_loads(model, reference, peft, self.job)
         kind = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Reward"}.get(task, "CPO")
         if task in ("cpo", "simpo"):
             options |= {"loss_type": "simpo", "cpo_alpha": float(task == "cpo")} | options
