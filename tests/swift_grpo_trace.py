@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from tests import trl_trace
+from tests.scoring_run import ScoringRun
 from tests.swift_trace import _called_by_swift, _template, as_swift_loads
-from tests.trl_trace import Setup, TrlRun, ones
+from tests.trl_trace import Setup, ones
 
 COPIED = ("input_ids", "attention_mask")
 """What of a batch the model gets; the rest is a GRPOBatch."""
@@ -87,10 +88,8 @@ class SwiftGrpo(Setup):
         }
 
 
-class SwiftGrpoRun(TrlRun):
+class SwiftGrpoRun(ScoringRun):
     """A run in which completions are scored in front of each optimizer step, by the model and by its reference."""
-
-    scores = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         with patch.dict(trl_trace.SETUPS, {"grpo": SwiftGrpo}):
@@ -103,14 +102,6 @@ class SwiftGrpoRun(TrlRun):
         inputs = self.setup.inputs
         with _called_by_swift(), patch.object(GRPOTrainer, "_prepare_inputs", lambda self, batch: inputs(batch)):
             return super().go()
-
-    def _needs_reference(self) -> bool:
-        return self.job.loads_reference
-
-    def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
-        enter = self.tracker.enter
-        self.tracker.enter = lambda phase: enter("scoring" if self.scores else phase)  # type: ignore[method-assign]
-        super()._observe(trainer, reference)
 
     def _step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
         from swift.trainers import disable_gradient_checkpointing

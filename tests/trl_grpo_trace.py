@@ -11,7 +11,8 @@ import trl
 from torch import nn
 
 from tests import trl_trace
-from tests.trl_trace import Setup, TrlRun, ones
+from tests.scoring_run import ScoringRun
+from tests.trl_trace import Setup, ones
 
 
 class Completions(Setup):
@@ -87,24 +88,14 @@ if not hasattr(trl.trainer.utils, "_use_triton"):  # before 1.15 no head is fuse
     trl_trace.triton_kernels = nullcontext
 
 
-class GrpoRun(TrlRun):
+class GrpoRun(ScoringRun):
     """A run in which completions are scored in front of each optimizer step, if there is a reference."""
-
-    scores = False
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
         trainer = trl.RLOOTrainer if self.job.task == "rloo" else trl.GRPOTrainer
         with patch.object(trainer, "_prepare_inputs", lambda self, batch: batch):
             return super().go()
-
-    def _needs_reference(self) -> bool:
-        return self.job.loads_reference
-
-    def _observe(self, trainer: Any, reference: nn.Module | None) -> None:
-        enter = self.tracker.enter
-        self.tracker.enter = lambda phase: enter("scoring" if self.scores else phase)  # type: ignore[method-assign]
-        super()._observe(trainer, reference)
 
     def _generated(self) -> dict[str, Any]:
         """A generation, which is scored a micro-batch at a time: of more than one, texts are too small to matter."""
