@@ -60,6 +60,7 @@ class Estimator:
             if same is None:
                 same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
             others = [steps for steps in self._jobs if steps is not same]
+            # a generation's events take some 200 MB: of other such jobs the last alone, for GPUs side by side
             large = [steps for steps in others if steps.job.generates_completions]
             self._jobs[:] = [same, *(steps for steps in others if steps not in large[1:])][:MAX_JOBS]
             return same

@@ -26,6 +26,7 @@ from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.inputs.teachers import teacher_of
 from vramplan.inputs.validation import check_job
@@ -35,7 +36,6 @@ from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
 from vramplan.memory.timeline import Storage, Timeline
-from vramplan.memory.vllm import is_colocated
 from vramplan.step_time.communication import Communication
 from vramplan.step_time.kernels import Kernels, Runs, flops, micro_step_seconds
 from vramplan.step_time.rates import rates_of

@@ -21,7 +21,8 @@ from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.analytic.vllm_rollout import VllmRollout, vllm_held
-from vramplan.memory import passes, vllm
+from vramplan.inputs.rollout_rules import is_colocated
+from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Kinds, Mark, Storage, Timeline, rounded_bytes
@@ -173,7 +174,7 @@ class SimulatedRun:
             record.allocate_all(reward_adapters(self.step))
         if self.step.job.reward_model is not None:
             record.allocate_all(reward_weights(self.step.job, self.step.card))
-        if vllm.is_colocated(self.step.job):
+        if is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
         if (later := later_images(self.step)) is not None:

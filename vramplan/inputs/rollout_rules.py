@@ -26,8 +26,8 @@ def generates(job: Job) -> bool:
     return job.task in ROLLOUTS
 
 
-def uses_vllm_here(job: Job) -> bool:
-    """Whether vLLM is on the GPUs that train."""
+def is_colocated(job: Job) -> bool:
+    """Whether vLLM shares the GPUs of the training run."""
     return generates(job) and job.generate_with in ("vllm", "vllm_sleep")
 
 
@@ -41,7 +41,7 @@ def _alone(name: str) -> Rule:
 
 def _of_vllm(name: str) -> Rule:
     return Rule(
-        lambda job: generates(job) and getattr(job, name) != _default(name) and not uses_vllm_here(job),
+        lambda job: generates(job) and getattr(job, name) != _default(name) and not is_colocated(job),
         IMPOSSIBLE,
         f"{{{name}}} has no meaning with {{generate_with}}; give {{generate_with=vllm}} or vllm_sleep",
     )
@@ -70,29 +70,27 @@ ROLLOUT_RULES = (
         "{reference} with {task}: completions are generated while the model trains; use {reference=model}",
     ),
     Rule(
-        lambda job: uses_vllm_here(job) and job.data_parallel % job.vllm_tensor_parallel > 0,
+        lambda job: is_colocated(job) and job.data_parallel % job.vllm_tensor_parallel > 0,
         IMPOSSIBLE,
         "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires",
     ),
     Rule(
-        lambda job: job.vllm_weights == "shared" and not uses_vllm_here(job),
+        lambda job: job.vllm_weights == "shared" and not is_colocated(job),
         IMPOSSIBLE,
         "{vllm_weights} has no meaning without {task=grpo} or rloo and {generate_with=vllm} or vllm_sleep",
     ),
     Rule(
-        lambda job: uses_vllm_here(job) and job.vllm_weights == "shared" and job.method == "full",
+        lambda job: is_colocated(job) and job.vllm_weights == "shared" and job.method == "full",
         IMPOSSIBLE,
         "{vllm_weights} with {method}: only weights that do not train are vLLM's too; use {vllm_weights=own}",
     ),
     Rule(
-        lambda job: (
-            uses_vllm_here(job) and job.vllm_weights == "shared" and (job.strategy != "ddp" or job.num_gpus > 1)
-        ),
+        lambda job: is_colocated(job) and job.vllm_weights == "shared" and (job.strategy != "ddp" or job.num_gpus > 1),
         UNSUPPORTED,
         "{vllm_weights} on several GPUs is not modelled; use {num_gpus=1}",
     ),
     Rule(
-        lambda job: generates(job) and job.rollout_offload != "none" and not uses_vllm_here(job),
+        lambda job: generates(job) and job.rollout_offload != "none" and not is_colocated(job),
         IMPOSSIBLE,
         "{rollout_offload} has no meaning with {generate_with}; give {generate_with=vllm_sleep}",
     ),
@@ -107,7 +105,7 @@ ROLLOUT_RULES = (
     ),
     Rule(
         lambda job: (
-            uses_vllm_here(job)
+            is_colocated(job)
             and job.rollout_offload != "none"
             and (job.strategy in ("zero0", "fsdp", "device_map") or job.quantize != "none")
         ),
@@ -121,7 +119,7 @@ ROLLOUT_RULES = (
     ),
     Rule(
         lambda job: (
-            uses_vllm_here(job)
+            is_colocated(job)
             and job.generate_with == "vllm_sleep"
             and job.expandable_segments
             and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
@@ -132,7 +130,7 @@ ROLLOUT_RULES = (
         " {expandable_segments=false}",
     ),
     Rule(
-        lambda job: uses_vllm_here(job) and job.quantize == "int8",
+        lambda job: is_colocated(job) and job.quantize == "int8",
         IMPOSSIBLE,
         "{quantize} with {generate_with}: vLLM does not quantize to 8 bits while it loads (TRL refuses it); use"
         " {quantize=nf4}",
@@ -187,7 +185,7 @@ ROLLOUT_RULES = (
     *map(_of_vllm, OF_VLLM),
     Rule(
         lambda job: (
-            uses_vllm_here(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length and job.batches != "packed"
+            is_colocated(job) and 0 < (job.vllm_max_length or 0) < job.sequence_length and job.batches != "packed"
         ),
         IMPOSSIBLE,
         "{vllm_max_length} is shorter than {sequence_length}: vLLM takes no longer text, a prompt with its completion",

@@ -10,6 +10,7 @@ from math import ceil
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
+from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
 
@@ -18,11 +19,6 @@ ASLEEP_BYTES = 768 * MiB
 that sleep gives back; the rest is not (vllm/v1/worker/gpu_worker.py: sleep). Reported: 0.27 GiB of 19.8 for a 72B with
 tensor parallel 16 (vllm#17117), 774 MiB with the CUDA context of a process of its own for a 1B (NeMo-RL#223), and 0.36
 GiB of CUDA graphs (gpustack/runner#251). Not measured here."""
-
-
-def is_colocated(job: Job) -> bool:
-    """Whether vLLM shares the GPUs of the training run."""
-    return job.task in ROLLOUTS and job.generate_with in ("vllm", "vllm_sleep")
 
 
 def sleeps(job: Job) -> bool:

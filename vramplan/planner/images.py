@@ -23,9 +23,9 @@ from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
-from vramplan.memory.vllm import is_colocated
 from vramplan.planner.estimate import estimate
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import LENGTH_STEP, largest

@@ -16,10 +16,11 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
-from vramplan.memory.vllm import is_colocated, requested_bytes
+from vramplan.memory.vllm import requested_bytes
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.units import GiB
