@@ -33,6 +33,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import TRL_TASKS
 from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.memory.estimate import Estimate
@@ -329,7 +330,8 @@ def judge(
         evaluation = evaluation_bytes(training, update, config.eval_batch_size)
         return Verdict(config, with_margin(gpu, confidence), training, evaluation, None, min_headroom, data)
 
-    other_lengths = data.sample_lengths if data is not None and job.get("batches") != "packed" else None
+    of_one_length = job.get("batches") == "packed" or job.get("task") in TRL_TASKS
+    other_lengths = data.sample_lengths if data is not None and not of_one_length else None
     verdict = verdict_at(job["sequence_length"], other_lengths)
     if verdict.evaluation_bytes is not None and verdict.estimate.job.loss in FUSED:
         config.notes.insert(0, Note("doubt", "evaluation", FUSED_EVALUATION))

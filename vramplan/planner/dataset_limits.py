@@ -11,12 +11,12 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.settings import Note
-from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure, measure_texts
+from vramplan.inputs.dataset import LengthDistribution, Lengths, counter_for, measure
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
-from vramplan.inputs.job_values import MAX_COUNT
+from vramplan.inputs.job_values import MAX_COUNT, ROLLOUTS
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.tasks import LABELLED
+from vramplan.inputs.task_rules import TRL_TASKS
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import bisect_largest
 from vramplan.progress import Progress
@@ -26,6 +26,9 @@ NEAR_SHARE = 0.95
 """A batch is near the limit if it needs this share of the bytes that the longest batch needs."""
 NUM_SAMPLED = 256
 """Samples whose batches are simulated before the longest."""
+ONE_LENGTH = (
+    "differ in the data: every batch is taken as one of the longest, and what shorter ones leave cached is not counted"
+)
 STEPS = 64
 """Lengths are searched in steps of this part of the longest."""
 
@@ -50,6 +53,10 @@ class DatasetLimits:
     image_tokens: int
     trained_samples: int
     """Samples of one epoch: those that train, less those that the configuration leaves out or holds back."""
+    rows_per_sample: int = 1
+    """Completions that are generated for a prompt and trained on."""
+    completion: int = 0
+    """Most tokens that are generated for each sample, which its length contains; 0 if the data set has the answers."""
     near_length: int | None = None
     """Least tokens of the longest sample of a batch near the limit; None if all batches are equally long."""
     fitting_length: int | None = None
@@ -74,7 +81,7 @@ class DatasetLimits:
     @property
     def padding_share(self) -> float:
         """Share of padding among the tokens that are computed."""
-        if self.rows == "packed":
+        if self.rows == "packed" or self.completion:
             return 0.0
         return max(0.0, 1 - self.trained.tokens / self.trained.samples / self.padded_to)
 
@@ -88,7 +95,7 @@ class DatasetLimits:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of one epoch."""
-        rows = self.trained_samples
+        rows = self.trained_samples * self.rows_per_sample
         if self.rows == "packed":
             rows = ceil_div(self.trained.tokens * rows, self.trained.samples * self.limit)
         return ceil_div(rows, self.global_batch_size)
@@ -97,7 +104,7 @@ class DatasetLimits:
 def lengths_of(
     dataset: str | Path | Lengths, spec: ModelSpec, tokenizer: str | None, progress: Progress, task: str | None = None
 ) -> Lengths:
-    """Lengths of the samples of a data set in tokens of a model; of texts that are compared for the tasks that do so.
+    """Lengths of the samples of a data set in tokens of a model: of the texts that a task has of them.
 
     Tokens are counted by `tokenizer` if one is named, by the model's own if it is on this machine, otherwise estimated
     from characters.
@@ -112,9 +119,7 @@ def lengths_of(
     file = hub.tokenizer_file(tokenizer if tokenizer is not None else spec.name, needed=tokenizer is not None)
     text = spec.config.get("text_config") or spec.config
     counter = counter_for(file, text.get("vocab_size"), tokenizer is not None)
-    if task in ("embedding", "reranker"):
-        return measure_texts(Path(dataset), counter, progress, task)
-    return measure(Path(dataset), counter, progress, labelled=task in LABELLED)
+    return measure(Path(dataset), counter, progress, task)
 
 
 def apply_dataset(
@@ -135,12 +140,18 @@ def apply_dataset(
     """
     takes_images, limit = spec.model_type in IMAGE_PROCESSORS, job["sequence_length"]
     image_tokens = 0
+    completion = limit - job.get("prompt_length", 0) if lengths.are_prompts else 0
     if takes_images:
         image = processed_image(spec, complete_job(spec, gpu, {**job, "sequence_length": MAX_COUNT, "images": 1}))
         image_tokens = image.all_tokens if image is not None else 0
     elif any(images for _, images in lengths.counts):
         config.notes.insert(0, Note("warning", "images", f"are in {lengths.path}, but {spec.name} takes text alone"))
-    distribution = lengths.distribution(image_tokens)
+    if job.get("generated_by", "none") != "none":
+        raise ConfigError(
+            f"{lengths.path}: with {setting('task', job['task'])} completions are generated beside those of a data set;"
+            f" give {setting('sequence_length')} of the longest"
+        )
+    distribution = lengths.distribution(image_tokens, completion)
     trained = distribution.limit_to(limit, config.drops_longer)
     full_job = complete_job(spec, gpu, job)
     limits = DatasetLimits(
@@ -154,8 +165,16 @@ def apply_dataset(
         global_batch_size=full_job.global_batch_size,
         image_tokens=image_tokens,
         trained_samples=config.num_train_samples(trained.samples),
+        rows_per_sample=full_job.num_generations if full_job.task in ROLLOUTS else 1,
+        completion=completion,
     )
     update: dict[str, Any] = {"sequence_length": limits.worst_length}
+    if lengths.are_prompts:
+        update["prompt_length"] = limits.worst_length - completion
+    elif (job.get("prompt_length") or 0) >= limits.worst_length:
+        update["prompt_length"] = None
+    if full_job.task in TRL_TASKS and len(trained.lengths) > 1:
+        config.notes.insert(0, Note("warning", "lengths", ONE_LENGTH))
     if takes_images and given.get("images") is None:
         update["images"] = trained.max_images
     return limits, job | update | _negatives(lengths, config, job)
@@ -187,7 +206,9 @@ def add_length_limits(
         job: Settings of the job.
         need: (bytes, whether they fit) of the job at a sequence length.
     """
-    shortest = (job.get("images") or 0) * limits.image_tokens + 1
+    if limits.completion:  # what is generated decides, and is not the data's
+        return limits
+    shortest = max((job.get("images") or 0) * limits.image_tokens, job.get("prompt_length") or 0) + 1
     worst_bytes, fits = need(limits.worst_length)
     if not fits:
         fitting_length = _longest(shortest, limits.worst_length, lambda length: need(length)[1])

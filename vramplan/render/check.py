@@ -300,7 +300,9 @@ def data_set(verdict: Verdict) -> list[str]:
     lengths |= {"longest": data.distribution.longest, "limit": data.limit}
     rows = [
         f"{data.lengths.path.name}: {data.distribution.samples:,} samples, their tokens {data.lengths.source}",
-        "Tokens: " + ", ".join(f"{name} {length:,}" for name, length in lengths.items()),
+        "Tokens: "
+        + ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        + (f"; {data.completion:,} of each are its completion's" if data.completion else ""),
     ]
     longer = data.distribution.count_longer(data.limit)
     if longer:
@@ -309,7 +311,7 @@ def data_set(verdict: Verdict) -> list[str]:
     padding = {"samples": "", "padded": ", every row padded to the limit", "packed": ", rows packed full"}[data.rows]
     rows.append(f"Longest row of a batch: {data.worst_length:,} tokens{padding}")
     trained = "all" if data.trained_samples == data.distribution.samples else f"{data.trained_samples:,}"
-    rows.append(f"An epoch over {trained} of them: {data.steps_per_epoch:,} steps")
+    rows.append(f"An epoch over {trained} of them: {counted(data.steps_per_epoch, 'step')}")
     if data.padding_share:
         rows.append(
             f"A batch of {data.micro_batch_size} is padded to {data.padded_to:,.0f} tokens on average,"

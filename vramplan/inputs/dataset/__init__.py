@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.dataset.length_statistics import LengthDistribution, Lengths, measure, measure_texts
+from vramplan.inputs.dataset.length_statistics import LengthDistribution, Lengths, measure
 from vramplan.inputs.dataset.token_counts import counter_for
 
-__all__ = ["LengthDistribution", "Lengths", "counter_for", "measure", "measure_texts"]
+__all__ = ["LengthDistribution", "Lengths", "counter_for", "measure"]

@@ -54,10 +54,10 @@ def _texts(value: Any) -> Iterator[Sample]:
                 yield from _texts(item)
 
 
-def together(task: str, tokens: Sequence[int]) -> int:
-    """Tokens of a sample's longest row: of one text, or of a reranker's query with one other.
+def query_with_longest(tokens: Sequence[int]) -> int:
+    """Tokens of a reranker's longest row: the query with one other text.
 
-    >>> together("embedding", [5, 9, 7]), together("reranker", [5, 9, 7])
-    (9, 14)
+    >>> query_with_longest([5, 9, 7])
+    14
     """
-    return max(tokens) if task == "embedding" else tokens[0] + max(tokens[1:], default=0)
+    return tokens[0] + max(tokens[1:], default=0)

@@ -13,9 +13,8 @@ from random import Random
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
-from vramplan.inputs.dataset.compared import labelled_text, texts_of, together
+from vramplan.inputs.dataset.by_task import READER_BY_TASK, WHOLE
 from vramplan.inputs.dataset.readers import rows
-from vramplan.inputs.dataset.schemas import sample
 from vramplan.inputs.dataset.token_counts import TOKENS_PER_MESSAGE, TokenCounter
 from vramplan.progress import Progress
 
@@ -35,55 +34,38 @@ class Lengths:
     """Number of samples by (tokens of text, images)."""
     texts: int = 1
     """Most texts of a sample, where texts are compared."""
+    are_prompts: bool = False
+    """Whether the tokens are those of prompts, whose completions are generated."""
 
     @property
     def samples(self) -> int:
         """Number of samples."""
         return sum(self.counts.values())
 
-    def distribution(self, image_tokens: int) -> LengthDistribution:
-        """Samples by tokens of text and images together, with `image_tokens` tokens for each image."""
+    def distribution(self, image_tokens: int, completion: int = 0) -> LengthDistribution:
+        """Samples by tokens of text and images together, each image of `image_tokens`, with a completion behind it."""
         return LengthDistribution.from_counts(
-            (text + images * image_tokens, images, count) for (text, images), count in self.counts.items()
+            (text + images * image_tokens + completion, images, count) for (text, images), count in self.counts.items()
         )
 
 
-def measure(path: Path, counter: TokenCounter, progress: Progress, labelled: bool = False) -> Lengths:
-    """Lengths of all samples in a file; of `labelled` ones, which need no answer, all columns of texts count.
-
-    Raises:
-        ConfigError: naming the line that cannot be read.
-    """
-    counts: Counter[tuple[int, int]] = Counter()
-    read = labelled_text if labelled else sample
-    samples = (read(row, f"{path}:{line}") for line, row in rows(path, progress))
-    while chunk := list(islice(samples, ROWS_PER_CALL)):
-        for each, tokens in zip(chunk, counter.tokens_of([each.text for each in chunk]), strict=True):
-            counts[tokens + each.messages * TOKENS_PER_MESSAGE, each.images] += 1
-    return Lengths(path, counter.source, counter.exact, counts)
-
-
-def measure_texts(path: Path, counter: TokenCounter, progress: Progress, task: str) -> Lengths:
-    """Lengths of samples that are texts to compare.
-
-    Args:
-        path: the file.
-        counter: how tokens are counted.
-        progress: is told how far it is.
-        task: embedding or reranker, which decides what lies in one row.
+def measure(path: Path, counter: TokenCounter, progress: Progress, task: str | None = None) -> Lengths:
+    """Lengths of all samples in a file, of the texts that a task has of them.
 
     Raises:
         ConfigError: naming the line that cannot be read.
     """
     counts: Counter[tuple[int, int]] = Counter()
     most = 1
-    samples = (texts_of(row, f"{path}:{line}") for line, row in rows(path, progress))
+    reader = READER_BY_TASK.get(task, WHOLE)
+    samples = (reader.texts(row, f"{path}:{line}") for line, row in rows(path, progress))
     while chunk := list(islice(samples, ROWS_PER_CALL)):
         tokens = iter(counter.tokens_of([one.text for texts in chunk for one in texts]))
         for texts in chunk:
-            counts[together(task, [next(tokens) + one.messages * TOKENS_PER_MESSAGE for one in texts]), 0] += 1
+            longest = reader.longest([next(tokens) + one.messages * TOKENS_PER_MESSAGE for one in texts])
+            counts[longest, max(one.images for one in texts)] += 1
         most = max(most, *map(len, chunk))
-    return Lengths(path, counter.source, counter.exact, counts, most)
+    return Lengths(path, counter.source, counter.exact, counts, most, reader.are_prompts)
 
 
 @dataclass(frozen=True, slots=True)
