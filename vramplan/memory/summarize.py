@@ -28,6 +28,11 @@ PHASES = (
 """All phases in order. `reference` (the forward of a preference loss's reference), `generation` and `scoring` (of
 completions, in reinforcement learning) are not part of every job."""
 
+MOSTLY_CACHED = 1.5
+"""Reserved bytes over allocated ones from which on a smaller GPU is looked for than an unlimited one."""
+LARGER = (1.05, 1.1, 1.25, 1.5, 2, 4)
+"""Bytes that such a GPU gives to PyTorch, over the allocated peak."""
+
 
 def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_bytes: int | None = None) -> Estimate:
     """The estimate of a simulated step on a GPU."""
@@ -117,9 +122,28 @@ def settle(
         verdicts.append(run is not None and not run.out_of_memory)
         if verdicts[-1]:  # what fits under this limit fits under a larger one
             break
-    if run is None or run.out_of_memory:  # report what it would need on an unlimited GPU
-        run = replayed(UNLIMITED)
+    if run is None or run.out_of_memory:
+        run = on_a_larger_gpu(replayed, max(limits))
     return run, verdicts[0], verdicts[-1]
+
+
+def on_a_larger_gpu(replayed: Callable[[int], Replay], refused_bytes: int) -> Replay:
+    """The replay on a GPU large enough: unlimited, or a smaller one if most of what that reserves is cached.
+
+    PyTorch returns cached blocks before it runs out of memory (`CUDACachingAllocator.cpp`: `release_cached_blocks`), so
+    that a cache which grows with each generated token does not say how large a GPU has to be.
+    """
+    run = replayed(UNLIMITED)
+    allocated = run.peak_allocated_bytes
+    if run.peak_reserved_bytes <= MOSTLY_CACHED * allocated:
+        return run
+    for share in LARGER:
+        limit = int(share * allocated)
+        if refused_bytes < limit < run.peak_reserved_bytes:
+            smaller = replayed(limit)
+            if not smaller.out_of_memory:
+                return smaller
+    return run
 
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:

@@ -67,6 +67,8 @@ def doubts(estimate: Estimate) -> list[str]:
         return [
             "Full: PyTorch gives back its cache within a step to go on, which is slow; a larger GPU would show more"
         ]
+    if estimate.num_cache_releases:
+        return ["PyTorch gives back its cache within a step to need no more than that, which is slow"]
     tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
     job = estimate.job
     if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
