@@ -164,6 +164,9 @@ JOB_FLAGS = {
         " model trains), vllm_server (transformers).",
     ),
     "num_generations": Flag(int, DATA, "grpo, rloo: completions of each prompt (8)."),
+    "steps_per_generation": Flag(
+        int, DATA, "grpo, rloo: micro-batches whose completions are generated at a time (all of an optimizer step)."
+    ),
     "reward_model": Flag(
         str,
         METHOD,

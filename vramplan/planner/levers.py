@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
@@ -14,7 +14,7 @@ from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING, ROLLOUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory.calibration import plannable_bytes, with_margin
@@ -50,7 +50,9 @@ class Lever:
         if "strategy" in self.update:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
-        same = {"checkpointing", "loss", "attention", "offload", "vllm_share", "verl", *batch}
+        same = {
+            "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation", *batch,
+        }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
 
@@ -204,6 +206,14 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         )
     if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
         lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
+    fewer = job.num_generations // gcd(job.num_generations, job.data_parallel)  # as many as any micro-batch may have
+    if job.task in ROLLOUTS and job.generate_with == "transformers" and (job.steps_per_generation or fewer + 1) > fewer:
+        lever(
+            f"--steps-per-generation {fewer}",
+            "fewer completions are generated at a time",
+            "time",
+            steps_per_generation=fewer,
+        )
     if is_colocated(job) and job.generate_with == "vllm" and not job.expandable_segments:
         lever(
             "--generate-with vllm_sleep",
