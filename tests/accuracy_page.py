@@ -12,7 +12,7 @@ from tests.emulated_jobs import HELD_OUT
 from tests.helpers import ROOT
 from vramplan.measurements import accuracy
 from vramplan.measurements.accuracy import Accuracy, Row, Verdict
-from vramplan.measurements.emulated import Emulated, compare_emulated
+from vramplan.measurements.emulated import Emulated
 from vramplan.memory import calibration
 from vramplan.render import emulated as render_emulated
 from vramplan.render.accuracy import confusion, markdown, markdown_table
@@ -22,7 +22,6 @@ PAGE = ROOT / "docs" / "accuracy.md"
 LEDGER = ROOT / "tests" / "measured"
 PUBLISHED = ROOT / "tests" / "published.jsonl"
 LEFT_OUT = ROOT / "tests" / "published_left_out.json"
-EMULATED = ROOT / "tests" / "emulated.jsonl"
 OTHERS = ROOT / "tests" / "other_estimators.json"
 TOO_LOW = 0.03
 """A shortfall below this share needs no cause."""
@@ -163,10 +162,9 @@ def wrong_verdicts(verdicts: Iterable[Verdict]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def in_page(text: str) -> str:
-    """The page with its generated parts updated."""
+def in_page(text: str, emulated: Emulated) -> str:
+    """The page with its generated parts updated; `emulated` is what :func:`compare_emulated` finds of all its runs."""
     held = accuracy.compare(LEDGER, PUBLISHED, ("analytic",), lambda doing, share: None)
-    emulated = compare_emulated(EMULATED)
     parts = {
         "answer": answer_table(held, emulated),
         "emulated": render_emulated.markdown(emulated),

@@ -23,11 +23,13 @@ from statistics import median
 from typing import Any
 
 from tests.accuracy_page import PAGE, in_page
+from tests.emulated import ROWS
 from tests.helpers import ROOT
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job
 from vramplan.measurements import accuracy, ledger
+from vramplan.measurements.emulated import compare_emulated
 from vramplan.measurements.published import Published, load_published
 from vramplan.memory import calibration
 from vramplan.memory.estimate import Estimate
@@ -149,7 +151,7 @@ def main() -> None:
     forget()  # the context is part of the estimates that published runs are compared with
     LEARNED.write_text(dumps({**first, "published": learn_published()}))
     forget()
-    PAGE.write_text(in_page(PAGE.read_text()))
+    PAGE.write_text(in_page(PAGE.read_text(), compare_emulated(ROWS)))
 
 
 if __name__ == "__main__":

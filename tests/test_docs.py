@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests import learn, matrix
+from tests import matrix
 from tests.helpers import ROOT, cli, cli_process, typer_command
 from tests.test_cli import FLAGS
 from vramplan.cli import main
@@ -331,12 +331,6 @@ def test_the_tables_of_agreement_are_what_the_traces_say(run_folder: Path) -> No
     matrix.estimate_all(run_folder)
     text = ACCURACY.read_text()
     assert matrix.in_page(text) == text
-
-
-def test_the_tables_of_measured_runs_are_what_the_estimates_say() -> None:
-    """``python -m tests.learn`` writes them."""
-    text = ACCURACY.read_text()
-    assert learn.in_page(text) == text
 
 
 def test_the_number_of_runs_of_trainers_is_that_of_the_files() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import emulated, emulated_jobs
+from tests.accuracy_page import PAGE, in_page
 from vramplan.measurements.emulated import Emulated, compare_emulated
 
 EVERY = 8
@@ -37,8 +38,11 @@ def test_some_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_all_rows() -> None:
-    check(compare_emulated(emulated.ROWS))
+def test_all_rows_and_the_tables_of_measured_runs() -> None:
+    """``python -m tests.learn`` writes the tables of the accuracy page."""
+    found, text = compare_emulated(emulated.ROWS), PAGE.read_text()
+    check(found)
+    assert in_page(text, found) == text
 
 
 def test_rows_are_jobs_that_were_drawn() -> None:
