@@ -26,7 +26,9 @@ WHOLE_JOB = (
     "gradient_accumulation_steps", "checkpointing", "attention", "loss", "fused_kernels", "num_gpus", "num_nodes",
     "strategy", "offload", "task", "reference", "prompt_length", "generate_with", "num_generations",
     "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_max_length", "vllm_weights",
-    "reward_model", "importance_sampling", "embedding_loss", "joins_texts", "negatives", "matryoshka_dims",
+    "vllm_sync_parts", "rollout_offload", "entropy_graph", "reward_model", "importance_sampling", "adds_cross_entropy",
+    "teacher", "teacher_dtype", "divergence", "generated_by", "reward_dtype", "reward_adapters",
+    "mini_batch_size", "embedding_loss", "joins_texts", "negatives", "matryoshka_dims",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""
 
