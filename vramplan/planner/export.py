@@ -29,7 +29,7 @@ from vramplan.planner.read_config import with_prompt
 from vramplan.planner.suggest import suggest
 from vramplan.units import GiB
 
-DATA_FIELDS = ("images", "videos", "frames", "image_size", "target_length")
+DATA_FIELDS = ("images", "videos", "frames", "image_size", "target_length", "audio_seconds")
 """What no configuration says."""
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 SCALED = "fp16"
