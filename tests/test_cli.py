@@ -285,7 +285,7 @@ FLAGS = {
     " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
     " --exec --task --seq-len --method"
-    " --checkpointing --images --videos --frames --image-size --dataset"
+    " --checkpointing --images --videos --frames --audio-seconds --image-size --dataset"
     " --tokenizer --min-headroom --confidence --fix --write --verbose --json"
     " --help",
     "images": "--gpu --sizes --plot --confidence --task --num-labels"

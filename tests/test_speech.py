@@ -13,6 +13,7 @@ from tests import matrix, speech_cases
 from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
+from vramplan.planner.export import written_as
 
 ROWS = speech_cases.TABLE.load()
 EVERY = 8
@@ -103,3 +104,62 @@ def test_a_malformed_configuration_is_refused(tmp_path: Path) -> None:
     for broken in ([512] * 3, "512", [0] * 7):
         with pytest.raises(VramplanError, match="conv_dim, conv_stride, conv_kernel"):
             vramplan.estimate(spec.model_copy(update={"config": {**spec.config, "conv_dim": broken}}), "h200")
+
+
+FLAGS = "--output_dir out --per_device_train_batch_size 16 --gradient_checkpointing --fp16 --layerdrop 0.0"
+COMMANDS: dict[str, dict[str, Any]] = {
+    f"run_speech_recognition_ctc.py --model_name_or_path facebook/wav2vec2-xls-r-300m {FLAGS}"
+    " --max_duration_in_seconds 12 --chars_to_ignore , ? . ! - --freeze_feature_encoder --length_column_name input_length": {
+        "audio_seconds": 12.0,
+        "sequence_length": 180,
+        "freeze_feature_encoder": True,
+        "task": None,
+    },
+    f"run_audio_classification.py --model_name_or_path facebook/wav2vec2-base {FLAGS} --freeze_feature_encoder False": {
+        "audio_seconds": 20.0,
+        "freeze_feature_encoder": False,
+        "task": "sequence_classification",
+        "checkpointing": "full",
+    },
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_example_scripts_are_read(words: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"python {words}\n")
+    job = vramplan.check(path, gpu="rtx4090").estimate.job
+    assert {name: getattr(job, name) for name in COMMANDS[words]} == COMMANDS[words]
+    assert (job.method, job.dtype, job.autocast) == ("full", "fp32", "fp16")
+
+
+SCRIPT = """
+from transformers import AutoModelForAudioClassification, Trainer, TrainingArguments, Wav2Vec2ForCTC
+
+model = {model}
+{freezes}
+args = TrainingArguments("out", per_device_train_batch_size=8, fp16=True, gradient_checkpointing=True)
+Trainer(model, args, train_dataset=sounds).train()
+"""
+CTC = (
+    'Wav2Vec2ForCTC.from_pretrained("facebook/wav2vec2-large-xlsr-53", attention_dropout=0.0, mask_time_prob=0.05,'
+    ' ctc_loss_reduction="mean", pad_token_id=processor.tokenizer.pad_token_id, vocab_size=len(processor.tokenizer))'
+)
+SOUNDS = 'AutoModelForAudioClassification.from_pretrained("facebook/hubert-base-ls960", num_labels=35)'
+
+
+@pytest.mark.parametrize("model", [CTC, SOUNDS])
+@pytest.mark.parametrize("freezes", ["", "model.freeze_feature_encoder()"])
+def test_python_scripts_are_read(model: str, freezes: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(model=model, freezes=freezes))
+    verdict = vramplan.check(path, gpu="rtx4090", audio_seconds=8)
+    job = verdict.estimate.job
+    assert (job.audio_seconds, job.freeze_feature_encoder) == (8.0, bool(freezes))
+    assert (job.task, job.num_labels) == ((None, None) if model == CTC else ("sequence_classification", 35))
+    assert {note.key for note in verdict.reading.notes if note.kind == "doubt"} == {"dropouts", "sounds"}
+
+
+def test_a_configuration_for_sounds_is_not_written() -> None:
+    with pytest.raises(UnsupportedError, match="not for wav2vec2"):
+        written_as("transformers", "wav2vec2-base", Job(task="sequence_classification", method="full"))

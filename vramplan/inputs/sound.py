@@ -86,7 +86,7 @@ def complete(c: Config, given: Mapping[str, object], labels: bool) -> dict[str, 
     job = Job.model_construct(None, audio_seconds=given.get("audio_seconds"))
     count = frames(c, job)
     usual = min(count, round(LETTERS_PER_SECOND * seconds(job))) if labels else count
-    length = given.get("sequence_length", usual)
+    length = given.get("sequence_length") or usual
     if not labels and length != usual:
         raise ConfigError(
             f"{setting('sequence_length', length)}: a sample is no text; its {usual} frames follow from"
