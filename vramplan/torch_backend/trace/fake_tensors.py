@@ -26,7 +26,15 @@ FACTORIES = {
 """Operations that create tensors of given numbers."""
 MASKS = {torch.ops.aten.expand.default, torch.ops.aten.index.Tensor}
 """Operations that expand a mask, or select elements by one."""
-FRAME_POSITION_FILES = ("_vl.py", "_vl_moe.py", "_qwen3_5.py", "_qwen3_5_moe.py", "_glm4v.py", "_glm4v_moe.py")
+FRAME_POSITION_FILES = (
+    "_vl.py",
+    "_vl_moe.py",
+    "_qwen3_5.py",
+    "_qwen3_5_moe.py",
+    "_glm4v.py",
+    "_glm4v_moe.py",
+    "_glm46v.py",
+)
 """Files of transformers that compute positions in time for the frames of a video."""
 ROPE_FUNCTIONS = ("get_rope_index", "<listcomp>", "get_llm_pos_ids_for_vision")
 """Functions of Qwen3-Omni that compute positions in floats (a list in one is a function of its own before 3.12)."""
