@@ -87,6 +87,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm46v": (
+        "glm46v",
+        {
+            **IDS,
+            "text_config": {
+                **SMALL,
+                "model_type": "glm4v_text",
+                "num_hidden_layers": 6,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+            },
+            "vision_config": {
+                "model_type": "glm4v_vision",
+                "depth": 6,
+                "hidden_size": 256,
+                "num_heads": 4,
+                "intermediate_size": 512,
+                "out_hidden_size": 512,
+            },
+        },
+    ),
 }
 """Type and configuration of each."""
 STOPS = ("qwen3_omni",)

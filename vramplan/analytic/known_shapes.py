@@ -14,7 +14,7 @@ from vramplan.analytic.step_record import StepRecord, do_the_same
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job, with_batch
 
-LENGTHS = ("sequence_length", "image_size", "min_pixels", "max_pixels", "max_tiles", "target_length")
+LENGTHS = ("sequence_length", "image_size", "min_pixels", "max_pixels", "max_tiles", "target_length", "audio_seconds")
 """Settings that change the sizes of a step's tensors, and its operations only where a kernel depends on them."""
 MAX_EVENTS = 1 << 23
 """Events of the timelines that stay in memory, of 4 bytes each."""

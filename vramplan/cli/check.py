@@ -136,6 +136,9 @@ def check(
         int | None,
         Option(help="Frames sampled of each, if fewer than the configuration allows.", min=1, panel=DATA),
     ] = None,
+    audio_seconds: Annotated[
+        float | None, Option(help="Seconds of the longest sound, for wav2vec 2 and HuBERT (20).", panel=DATA)
+    ] = None,
     image_size: Annotated[
         str | None,
         Option(help="Width and height in pixels of the largest image, or of a video's frames.", panel=DATA),
@@ -184,6 +187,7 @@ def check(
         "images": images,
         "videos": videos,
         "frames": frames,
+        "audio_seconds": audio_seconds,
         "image_size": image_size,
         "dataset": dataset,
         "tokenizer": tokenizer,

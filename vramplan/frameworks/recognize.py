@@ -74,7 +74,8 @@ UNREAD_PROGRAMS: Mapping[str, str] = {
     "run_squad": "training of question answering",
     "run_swag": "training of multiple choice",
     "run_plm": "permutation language modelling",
-    "run_speech_recognition": "training of speech recognition",
+    "run_speech_recognition_seq2seq": "training of speech recognition",
+    "run_speech_recognition_ctc_adapter": "training of adapters of MMS",
     "run_image_classification": "training of image classifiers",
 }
 """First part of a module, or start of a script's name -> a program that is recognised and not read."""
@@ -94,7 +95,8 @@ NEAREST: Mapping[str, str] = {
     "run_swag": "nearest, each choice as a row of its own: vramplan estimate MODEL --gpu GPU"
     " --task sequence_classification --micro-batch N, which is choices times samples",
     "run_image_classification": "nearest: vramplan estimate vit-base-patch16-224-in21k --gpu GPU --method full",
-    "run_speech_recognition": "nearest: vramplan estimate whisper-small --gpu GPU --method full --micro-batch N",
+    "run_speech_recognition_seq2seq": "nearest: vramplan estimate whisper-small --gpu GPU --method full"
+    " --micro-batch N",
 }
 """The estimate that comes nearest to a program."""
 READ = (

@@ -301,6 +301,11 @@ class Job(Record):
     long."""
     target_length: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Tokens of the labels of an encoder-decoder model (T5); null: 128, or `sequence_length` if shorter."""
+    audio_seconds: float | None = field(default=None, gt=0, le=3600)
+    """Seconds of sound in each sample, at 16,000 values a second (wav2vec 2, HuBERT); null: 20."""
+    freeze_feature_encoder: bool = True
+    """Whether the convolutions that read the waveform are frozen, by the model's method of that name (wav2vec 2,
+    HuBERT)."""
     images: int = field(default=0, ge=0, le=MAX_COUNT)
     """Images in each sample; their tokens are part of its `sequence_length`."""
     videos: int = field(default=0, ge=0, le=MAX_COUNT)

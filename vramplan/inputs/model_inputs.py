@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
+from vramplan.inputs import sound
 from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
@@ -70,6 +71,10 @@ class ModelInputs:
     """Whether the class interpolates its positions only if it is told to."""
     tokens: Mapping[str, object] = field(default_factory=dict)
     """Keys that the class needs and a configuration may leave out, such as numbers of tokens; any value will do."""
+    hears: bool = False
+    """Whether a sample is a waveform, whose length is the job's `audio_seconds`."""
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Keys of the configuration that a trace sets, so that it does not depend on chance."""
 
     def image(self, c: Config, job: Job) -> tuple[int, int]:
         """Width and height of the images that reach the model."""
@@ -193,6 +198,19 @@ def speech(c: Config, job: Job) -> list[Input]:
     ]
 
 
+def waveform(c: Config, job: Job) -> list[Input]:
+    """Sound as it is, with the mask that its feature extractor makes for some models."""
+    length = sound.values(job)
+    dtype = job.dtype if job.autocast == "none" else "fp32"
+    mask = [Input("attention_mask", (length,), "int32")] if sound.has_mask(c) else []
+    return [Input("input_values", (length,), dtype), *mask]
+
+
+def transcribed(c: Config, job: Job) -> list[Input]:
+    """A waveform and its transcript, letter by letter."""
+    return [*waveform(c, job), Input("labels", (job.sequence_length,))]
+
+
 def pixels(samples: ModelInputs, c: Config, job: Job) -> tuple[int, int, int]:
     """Channels, height, width."""
     width, height = samples.image(c, job)
@@ -231,6 +249,7 @@ def text_table(most: int) -> Callable[[Config], int | None]:
     return lambda c: c.part("text_config").count("max_position_embeddings", most)
 
 
+WAV2VEC2 = ModelInputs("Wav2Vec2ForCTC", transcribed, hears=True, fixed={"layerdrop": 0.0})
 MODEL_INPUTS: dict[str, ModelInputs] = {
     "bert": ModelInputs("BertForMaskedLM", masked_text, table),
     "roberta": ModelInputs("RobertaForMaskedLM", masked_text, table_behind_padding),
@@ -255,6 +274,8 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "t5": ModelInputs(
         "T5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0}
     ),
+    "wav2vec2": WAV2VEC2,
+    "hubert": replace(WAV2VEC2, model_class="HubertForCTC"),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""
@@ -272,6 +293,11 @@ def labelled_text(c: Config, job: Job) -> list[Input]:
         *with_mask(job, job.sequence_length),
     ]
     return [one.of_rows(1 + job.negatives) for one in inputs] if job.task == "reranker" else inputs
+
+
+def classed_sound(c: Config, job: Job) -> list[Input]:
+    """A waveform and its class."""
+    return [*waveform(c, job), Input("labels", ())]
 
 
 def masked(inputs: Callable[[Config, Job], list[Input]]) -> Callable[[Config, Job], list[Input]]:
@@ -321,6 +347,8 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
     name, inputs = class_of(model_type, task, owner), TASK_INPUTS[task]
     if usual is not None and usual.adds_head:
         return usual
+    if usual is not None and usual.hears:
+        return replace(usual, model_class=name, inputs=classed_sound, has_text=False)
     if model_type == "deberta-v2" and task != "embedding":
         inputs = masked(inputs)
     if usual is None:
@@ -339,7 +367,7 @@ def trained_as(spec: ModelSpec, job: Job) -> str:
         return f"{class_of(spec.model_type, job.task, spec.name)} with 1 label"
     if found is None:
         return "a causal language model" if names is None else names.causal or f"{names.prefix}ForCausalLM"
-    if job.task is None and names is not None and found.has_text:
+    if job.task is None and names is not None and found.has_text and not found.hears:
         return f"{found.model_class} (every token is a word to fill in; otherwise give {OTHER_TASKS})"
     if job.joins_texts and names is not None:
         causal = names.causal or f"{names.prefix}ForCausalLM"
@@ -395,6 +423,8 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     given = {**given, "task": task} if task else given
     samples = inputs_of(spec.model_type, task, spec.name)  # type: ignore[arg-type]
     if samples is None:
+        if given.get("audio_seconds") is not None:
+            raise ConfigError(f"{setting('audio_seconds', given['audio_seconds'])}: {spec.name} reads no waveforms")
         if given.get("target_length") is not None:
             raise ConfigError(
                 f"{setting('target_length', given['target_length'])}: {spec.name} has no decoder beside an encoder"
@@ -416,6 +446,10 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
             f"{setting('target_length')}: {spec.name} has no decoder with a length of its own; the labels are"
             f" {setting('sequence_length')} tokens"
         )
+    if samples.hears:
+        return sound.complete(c, settings, labels=samples.has_text)
+    if settings.get("audio_seconds") is not None:
+        raise ConfigError(f"{setting('audio_seconds', settings['audio_seconds'])}: {spec.name} reads no waveforms")
     if samples.has_text:
         most = samples.most_tokens(c) or c.get("max_position_embeddings")  # DeBERTa's, which bounds nothing
         if most is not None:
@@ -445,7 +479,9 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
     if samples is None:
         return None
     c, parts = Config(spec.config, spec.name), []
-    if samples.has_text:
+    if samples.hears:
+        parts.append(sound.describe(job, samples.has_text))
+    elif samples.has_text:
         parts.append(f"{job.batches} sequences of {job.sequence_length} tokens, all equally long")
     if spec.model_type == "whisper":
         parts.append("30 seconds of sound each")

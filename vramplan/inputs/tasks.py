@@ -36,6 +36,7 @@ def _decoders(names: str, classifies_tokens: bool) -> dict[str, ClassNames]:
 
 
 IMAGES: tuple[Task, ...] = ("image_classification",)
+SOUND: tuple[Task, ...] = ("sequence_classification",)
 CLASS_NAMES: dict[str, ClassNames] = {
     **_decoders(
         "llama=Llama mistral=Mistral ministral=Ministral ministral3=Ministral3 exaone4=Exaone4"
@@ -62,6 +63,8 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "nomic_bert": ClassNames("NomicBert", head="classifier"),
     "gte": ClassNames("Gte", head="classifier"),
     "mpnet": ClassNames("MPNet", head="classifier"),
+    "wav2vec2": ClassNames("Wav2Vec2", head="classifier", tasks=SOUND),
+    "hubert": ClassNames("Hubert", head="classifier", tasks=SOUND),
     "vit": ClassNames("ViT", head="classifier", tasks=IMAGES),
     "dinov3_vit": ClassNames("DINOv3ViT", head="classifier", tasks=IMAGES),
     "dinov2": ClassNames("Dinov2", head="classifier", tasks=IMAGES),

@@ -119,6 +119,7 @@ VALUES: dict[tuple[str, str], str] = {
             "sequence_cls",
             "text_cls",
             "text_classification",
+            "audio_classification",
             "cls",
         )
     },

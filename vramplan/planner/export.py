@@ -29,7 +29,7 @@ from vramplan.planner.read_config import with_prompt
 from vramplan.planner.suggest import suggest
 from vramplan.units import GiB
 
-DATA_FIELDS = ("images", "videos", "frames", "image_size", "target_length")
+DATA_FIELDS = ("images", "videos", "frames", "image_size", "target_length", "audio_seconds")
 """What no configuration says."""
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 SCALED = "fp16"
@@ -89,7 +89,8 @@ def _written(framework: str, spec: ModelSpec, job: Job, requested: Job) -> tuple
     """The same, and whether the framework takes another job than is requested."""
     reader, writer = find_writer(framework)
     check_task(framework, job)
-    if spec.model_type in MODEL_INPUTS and job.task is None:
+    samples = MODEL_INPUTS.get(spec.model_type)
+    if samples is not None and (job.task is None or samples.hears):
         raise UnsupportedError(
             f"{setting('for_framework', framework)}: configurations are written for causal language models, not for"
             f" {spec.model_type}"

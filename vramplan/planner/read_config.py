@@ -107,6 +107,10 @@ def model_of(own_name: str | None, config: ParsedConfig, found: DetectedConfig) 
     return spec
 
 
+DECIDES_LENGTH = ("task", "image_size", "audio_seconds", "sequence_length")
+"""Settings that decide the length of a sample which is no text."""
+
+
 def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """The job with what only the model decides: its longest sample, its images."""
     takes_images = spec.model_type in IMAGE_PROCESSORS
@@ -119,7 +123,7 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     if config.uses_peft_targets and job["method"] != "full":
         job["lora_targets"] = default_targets(spec)
     if not takes_text(spec):
-        job |= complete(spec, {name: job.get(name) for name in ("task", "image_size")})
+        job |= complete(spec, {name: job.get(name) for name in DECIDES_LENGTH})
     elif "sequence_length" not in job:
         job["sequence_length"] = length = longest_sample(spec)
         name = str(config.names.get("sequence_length", ""))
@@ -176,7 +180,7 @@ def _liger_of(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dic
 def takes_text(spec: ModelSpec) -> bool:
     """Whether samples have text, whose length a configuration may leave open."""
     inputs = MODEL_INPUTS.get(spec.model_type)
-    return inputs is None or inputs.has_text
+    return inputs is None or (inputs.has_text and not inputs.hears)
 
 
 def longest_sample(spec: ModelSpec) -> int:

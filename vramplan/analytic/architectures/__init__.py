@@ -47,6 +47,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "siglip": "siglip",
         "t5": "t5",
         "whisper": "whisper",
+        "wav2vec2": "wav2vec2 hubert",
     },
 )
 """What each module of this folder describes."""

@@ -16,6 +16,7 @@ HEADS: Mapping[str, str] = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
     "ForImageClassification": "image_classification",
+    "ForAudioClassification": "sequence_classification",
 }
 """Ends of the names of classes -> the job's task."""
 NEAREST: Mapping[str, str] = {

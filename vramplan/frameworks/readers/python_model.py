@@ -23,6 +23,8 @@ MOST_TOKENS = 256
 HARMLESS = frozenset(
     [
         "train",
+        "freeze_feature_encoder",  # speech.py reads it
+        "freeze_feature_extractor",
         "eval",
         "cuda",
         "cpu",

@@ -8,7 +8,14 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers import classifiers, python_model, python_sentence_transformers, python_trl, xtuner
+from vramplan.frameworks.readers import (
+    classifiers,
+    python_model,
+    python_sentence_transformers,
+    python_trl,
+    speech,
+    xtuner,
+)
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, OTHER_TRAINERS, TRAINERS, Run, find_run
@@ -25,6 +32,7 @@ OTHER_TUNERS = (
 )  # fmt: skip
 MODEL_CLASSES = (
     "ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "ForMaskedLM", "ForSeq2SeqLM",
+    "ForCTC",
 )  # fmt: skip
 """Ends of the names of model classes that are read."""
 _HEAD = re.compile(r"For[A-Z]\w*$")
@@ -42,6 +50,7 @@ MODEL: Mapping[str, str | None] = {
         "quantization_config", "trust_remote_code", "token", "use_auth_token", "cache_dir", "revision",
         "use_cache", "low_cpu_mem_usage", "local_files_only", "use_safetensors", "force_download", "config", "variant",
         "ignore_mismatched_sizes", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
+        "vocab_size", "pad_token_id", *speech.CONFIGURED,
     )),
 }  # fmt: skip
 """Arguments of from_pretrained -> TRL's keys; None if memory does not change."""
@@ -223,6 +232,9 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
     settings = classifier | _translated(keywords, MODEL, "from_pretrained")
     if load.positional:
         settings["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
+    freezes = next((event for event in model.thing.history if event[0].lstrip(".") in speech.FREEZES), None)
+    if freezes is not None:
+        settings["freeze_feature_encoder"] = ConfigValue(True, freezes[1].place)
     flash = settings.pop("use_flash_attention_2", None)
     if flash is not None and flash.value is True:
         settings["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)

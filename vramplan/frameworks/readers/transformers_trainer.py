@@ -9,7 +9,7 @@ from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import liger_pairs
 from vramplan.frameworks.losses_by_version import loss_of
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, resolve_version
-from vramplan.frameworks.readers import classifiers
+from vramplan.frameworks.readers import classifiers, speech
 from vramplan.frameworks.readers.classifiers import read_classifier
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
@@ -86,6 +86,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job["sequence_length"] = config.integer(*LENGTH_KEYS, default=1)
     job |= read_classifier(config, _script_path(config), job)
     job |= read_example(config, _script_path(config), job)
+    job |= speech.read_speech(config, _script_path(config))
     usual_key = "max_length" if config.source.spelling == "python" else LENGTH_KEYS[0]
     names = NAMES | {"sequence_length": next((name for name in LENGTH_KEYS if config.has(name)), usual_key)}
     if config.source.spelling == "python":
@@ -108,7 +109,10 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
 
 
 EXAMPLES = frozenset(
-    {"run_clm.py", "run_mlm.py", "run_fim.py", "run_summarization.py", "run_translation.py", *classifiers.EXAMPLES}
+    {
+        *("run_clm.py", "run_mlm.py", "run_fim.py", "run_summarization.py", "run_translation.py"),
+        *(*classifiers.EXAMPLES, *speech.EXAMPLES),
+    }
 )
 """Scripts of transformers' own examples, which train every weight (examples/pytorch)."""
 

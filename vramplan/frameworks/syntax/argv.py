@@ -63,7 +63,8 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """
     for previous, word in zip(["", *words], words, strict=False):
         is_value = _is_flag(previous) and "=" not in previous and not _HOLDS_FLAGS.search(word)
-        if word.startswith(UNKNOWN) and not is_value:  # may be anything, flags too
+        is_letter = word.replace(UNKNOWN, "") == "?"  # one character, as in --chars_to_ignore , ? . !
+        if word.startswith(UNKNOWN) and not is_value and not is_letter:  # may be anything, flags too
             raise ConfigError(
                 f"{word.replace(UNKNOWN, '')}: is not known without running the script; set it in the call"
             )

@@ -69,6 +69,7 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
         adaptive_tiles.phi4, f"{PHI}.img_processor", tuple(f"{PHI}.{part}" for part in PHI_PROJECTOR)
     ),
     "glm4v": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
+    "glm46v": ImageProcessor(native_resolution.glm4v, *QWEN),
     "glm4v_moe": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
 }
 """By transformers' model_type."""

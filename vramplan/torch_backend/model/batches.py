@@ -10,6 +10,7 @@ from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model.subject import ImageInputs, Subject
 
+WHOLE = {"int64": torch.int64, "int32": torch.int32}
 Inputs = Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
@@ -24,7 +25,7 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
             spec.name: torch.full(
                 (times * job.micro_batch_size, *spec.shape),
                 int(spec.name == "attention_mask"),
-                dtype=torch.int64 if spec.dtype == "int64" else DTYPES[spec.dtype],
+                dtype=WHOLE.get(spec.dtype) or DTYPES[spec.dtype],
                 device=device,
             )
             for spec in subject.model_inputs.inputs

@@ -70,6 +70,8 @@ def build(
     module, processor = subject.module, IMAGE_PROCESSORS.get(spec.model_type)
     if processor is not None:
         freeze(module, job, processor)
+    if job.freeze_feature_encoder and hasattr(module, "freeze_feature_encoder"):
+        module.freeze_feature_encoder()
     if subject.model_inputs is None:
         _check_positions(module, job, spec.name, processor.tower if processor else None)
     if job.method != "full":
@@ -194,6 +196,7 @@ def _transformers_config(spec: ModelSpec, job: Job, trust_remote_code: bool) -> 
     samples = inputs_of(spec.model_type, job.task, spec.name)
     if samples is not None:
         settings |= {key: value for key, value in samples.tokens.items() if settings.get(key) is None}
+        settings |= samples.fixed
     if head_of(spec.model_type, job.task):
         settings = {key: value for key, value in settings.items() if key not in ("id2label", "label2id")}
         settings["num_labels"] = labels = num_labels(Config(spec.config, spec.name), job)

@@ -19,7 +19,9 @@ def place(module: nn.Module, tracker: StorageTracker) -> None:
     def placed(tensor: torch.Tensor, path: str) -> torch.Tensor:
         if id(tensor) not in placed_by_id:
             new = tensor
-            if tensor.is_meta:
+            if tensor.is_meta or (
+                tracker.is_fake and isinstance(tensor, nn.Parameter)
+            ):  # torch.Tensor(n) is on the CPU
                 new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             number = tracker.take(new, "", path)
             if number is not None:

@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
+from vramplan.torch_backend.trace import speech
+
 CPU = torch.device("cpu")
 FACTORIES = {
     getattr(torch.ops.aten, name).default for name in ("arange", "zeros", "ones", "full", "zeros_like", "full_like")
@@ -24,7 +26,15 @@ FACTORIES = {
 """Operations that create tensors of given numbers."""
 MASKS = {torch.ops.aten.expand.default, torch.ops.aten.index.Tensor}
 """Operations that expand a mask, or select elements by one."""
-FRAME_POSITION_FILES = ("_vl.py", "_vl_moe.py", "_qwen3_5.py", "_qwen3_5_moe.py", "_glm4v.py", "_glm4v_moe.py")
+FRAME_POSITION_FILES = (
+    "_vl.py",
+    "_vl_moe.py",
+    "_qwen3_5.py",
+    "_qwen3_5_moe.py",
+    "_glm4v.py",
+    "_glm4v_moe.py",
+    "_glm46v.py",
+)
 """Files of transformers that compute positions in time for the frames of a video."""
 ROPE_FUNCTIONS = ("get_rope_index", "<listcomp>", "get_llm_pos_ids_for_vision")
 """Functions of Qwen3-Omni that compute positions in floats (a list in one is a function of its own before 3.12)."""
@@ -103,6 +113,9 @@ class Fakes:
         """The result of an operation on fake tensors."""
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
+        if (of_speech := speech.answer(func)) is not None:
+            with self.mode:
+                return of_speech(*args, **kwargs)
         if _is_view(func) and isinstance(args[0], FakeTensor) and args[0].constant is None:
             with in_kernel_invocation_manager(self.mode):
                 view = func(*args, **kwargs)
@@ -113,7 +126,7 @@ class Fakes:
                 return constant
         if self.values and func is torch.ops.aten.ne.Scalar and _looks_for_empty_images():
             return self._constant(torch.ones(args[0].shape, dtype=torch.bool))
-        if self.values and func in MASKS and _counts_features():
+        if func in MASKS and (speech.selects_frames(func) or (self.values and _counts_features())):
             selected = self._by_constant_mask(func, args)
             if selected is not None:
                 return selected

@@ -108,6 +108,11 @@ class StorageTracker(TorchDispatchMode):
                 hook.remove()
 
     @property
+    def is_fake(self) -> bool:
+        """Whether it follows tensors without data."""
+        return self._fakes is not None
+
+    @property
     def in_forward(self) -> bool:
         """Whether a forward runs: the step's own, or one that checkpointing recomputes."""
         return bool(self._stack) or self.phase in ("forward", "eval")

@@ -39,6 +39,7 @@ from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
 from vramplan.torch_backend.trace.host_reads import HostReads
 from vramplan.torch_backend.trace.records import Record
+from vramplan.torch_backend.trace.speech import without_chance
 from vramplan.torch_backend.trace.storage_tracker import StorageTracker
 
 KERNELS_ELSEWHERE = ("causal_conv1d", "selective_scan", "chunk_scan", "delta_rule")
@@ -167,7 +168,7 @@ class Run:
         """
         tracker = self.tracker
         try:
-            with tracker.modules(self.subject.module), tensors_in_lists():
+            with tracker.modules(self.subject.module), tensors_in_lists(), without_chance():
                 self._go()
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise UnsupportedError(

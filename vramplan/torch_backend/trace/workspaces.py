@@ -141,6 +141,41 @@ def _log_softmax(x: Any, *_: Any) -> list[Workspace]:
     return [] if x.is_contiguous() else [Workspace("input copied", x.numel() * x.element_size())]
 
 
+def _log_softmax_backward(grad: Any, *_: Any) -> list[Workspace]:
+    """The same of a gradient."""
+    return _log_softmax(grad)
+
+
+def _convolution(
+    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> list[Workspace]:
+    """A copy of a permuted input of one dimension (Convolution.cpp: "avoid accidentally going through NHWC").
+
+    Not of convolutions of single channels.
+    """
+    return _in_order(x, weight) if rest[-1] < weight.shape[0] else []
+
+
+def _convolution_backward(grad: Any, x: Any, weight: Any, *rest: Any) -> list[Workspace]:
+    """The same, and of a permuted gradient."""
+    return [*_in_order(x, weight), *_in_order(grad, weight)] if rest[-2] < weight.shape[0] else []
+
+
+def _in_order(x: Any, weight: Any) -> list[Workspace]:
+    is_copied = weight.dim() == 3 and not x.is_contiguous()
+    return [Workspace("copy with channels first", x.numel() * x.element_size())] if is_copied else []
+
+
+def _ctc_backward(grad: Any, log_probs: Any, *rest: Any) -> list[Workspace]:
+    """Beta, and sums over the blanks with their exponentials (cuda/LossCTC.cu: ctc_loss_backward_gpu_template)."""
+    alpha = rest[4]
+    frames, samples, classes = log_probs.shape
+    blanks = samples * frames * (alpha.shape[-1] // 2 + 1) * 4
+    is_large = 2 * frames + 24 * samples // 10 + 2 * classes // 10 > 450
+    sums = [Workspace("blanks", blanks), Workspace("exponentials of blanks", blanks)] if is_large else []
+    return [Workspace("beta", alpha.numel() * 4), *sums]
+
+
 RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
@@ -154,6 +189,10 @@ RULES: dict[Any, Callable[..., list[Workspace]]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.logsumexp.default: _log_sum_exp,
     aten._log_softmax.default: _log_softmax,
+    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_backward,
 }
 
 

@@ -21,7 +21,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "gemma3n": "gemma3n",
         "gemma4": "gemma4",
         "llama4": "llama4",
-        "glm": "glm4v glm4v_moe",
+        "glm": "glm4v glm46v glm4v_moe",
         "mllama": "mllama",
     },
 )

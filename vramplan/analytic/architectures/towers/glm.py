@@ -82,4 +82,4 @@ GLM = VisionTower(
     returns_features=False,
     holds_first=False,
 )
-TOWERS = {"glm4v": GLM, "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}
+TOWERS = {"glm4v": GLM, "glm46v": replace(GLM, text_type=None), "glm4v_moe": replace(GLM, text_type="glm4v_moe_text")}
