@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.family_cases import FULL, JOBS, SMALL
+from tests.family_cases import FULL, GEMMA4, JOBS, SMALL
 from tests.helpers import ROOT
 from tests.matrix_cases import SETTINGS
 from tests.traced_table import TracedTable
@@ -17,6 +17,7 @@ from vramplan.inputs.model_spec import ModelSpec
 
 ERNIE = {**SMALL, "num_hidden_layers": 6, "use_bias": False}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma4_unified_text": {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"},
     "ernie4_5": ERNIE,
     "ernie4_5_moe": {
         **ERNIE,
@@ -80,18 +81,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Configurations by ``model_type`` and variant."""
-NO_FLASH: tuple[str, ...] = ("none yet",)
+NO_FLASH = ("gemma4_unified",)
+"""Heads of 512 do not run there."""
+
+
+WITHIN = "gemma4_unified, text"
+"""Gemma 4 without encoders, on text."""
 
 
 def spec_for(family: str) -> ModelSpec:
     """The family's small model."""
+    if family == WITHIN:
+        parts = {
+            "text_config": {"model_type": "gemma4_unified_text", **FAMILIES["gemma4_unified_text"]},
+            "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 512, "output_proj_dims": 512},
+            "audio_config": {"model_type": "gemma4_unified_audio"},
+        }
+        config = {"model_type": "gemma4_unified", "tie_word_embeddings": True, **parts}
+        return ModelSpec(name=family, model_type="gemma4_unified", config=config)
     model_type = family.partition(",")[0]
     return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **FAMILIES[family]})
 
 
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
-    for family in FAMILIES:
+    for family in (*FAMILIES, WITHIN):
         for setting, given in JOBS:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":

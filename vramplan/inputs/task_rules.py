@@ -65,9 +65,12 @@ def drops_nothing(job: Job) -> bool:
 
 
 NO_REWARD = frozenset(
-    "apertus cohere cohere2 cwm dots1 ernie4_5 ernie4_5_moe falcon_h1 gemma3n_text gemma4_text glm4_moe glm4_moe_lite"
-    " granite granitemoe granitemoehybrid granitemoeshared lfm2 lfm2_moe llama4_text mamba2 minimax_m2 nemotron_h olmoe"
-    " qwen3_5_moe_text solar_open".split()  # noqa: SIM905
+    {
+        *("apertus", "cohere", "cohere2", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text"),
+        *("gemma4_text", "gemma4_unified_text", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
+        *("granitemoehybrid", "granitemoeshared", "lfm2", "lfm2_moe", "llama4_text", "mamba2", "minimax_m2"),
+        *("nemotron_h", "olmoe", "qwen3_5_moe_text", "solar_open"),
+    }
 )
 """Causal language models for which transformers 5.23 has no ForSequenceClassification (modeling_auto.py)."""
 

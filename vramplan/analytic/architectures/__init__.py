@@ -14,7 +14,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         " qwen2 qwen2_vl_text qwen3 qwen3_vl_text seed_oss granite smollm3 olmo2 olmo3",
         "gemma": "gemma gemma2 gemma3_text",
         "gemma3n": "gemma3n_text",
-        "gemma4": "gemma4_text",
+        "gemma4": "gemma4_text gemma4_unified_text",
         "exaone4": "exaone4",
         "hunyuan": "hunyuan_v1_dense hunyuan_v1_moe",
         "ernie": "ernie4_5 ernie4_5_moe",
