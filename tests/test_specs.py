@@ -33,6 +33,7 @@ TEXT_ONLY_WITHIN = {
     "ministral3",
     "gemma3n_text",
     "gemma4_text",
+    "gemma4_unified_text",
     "mllama_text",
 }
 """Language models that no one ships by themselves."""

@@ -12,7 +12,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
-from vramplan.inputs.model_spec import MAX_LAYERS, ModelSpec
+from vramplan.inputs.model_spec import MAX_LAYERS, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.task_rules import NO_REWARD, OF_FRAMEWORKS, TRL_TASKS
 from vramplan.inputs.validation import are_linear, check_card, check_spec
@@ -32,6 +32,17 @@ def check_modelled(job: Job) -> None:
     if job.method != "full" and job.loss in FUSED and "lm_head" in (job.lora_targets or ()):
         raise UnsupportedError(
             f"{setting('loss', job.loss)} with an adapter on lm_head is not modelled; use {setting('loss', 'standard')}"
+        )
+
+
+def _check_reads_one_way(spec: ModelSpec, config: Config, traced: str) -> None:
+    """Refuse a decoder that is told to read both ways (transformers 5.23, masking_utils.py: create_causal_mask)."""
+    if config.get("is_causal") is False:
+        raise UnsupportedError(f"{spec.name}: {spec.model_type} with is_causal = False is not supported; {traced}")
+    if config.get("use_bidirectional_attention") is True:
+        why = traced if spec.model_type.startswith("gemma") else "transformers 5.23 ignores it there; leave it out"
+        raise UnsupportedError(
+            f"{spec.name}: {spec.model_type} with use_bidirectional_attention = True is not supported; {why}"
         )
 
 
@@ -77,6 +88,8 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f" keeps too; {spec.name} has other layers"
         )
     traced = f"{setting('by', 'trace')} runs it"
+    if architecture.decoder is not None and not both_ways:
+        _check_reads_one_way(spec, config, traced)
     for key, refused in architecture.refuses:
         value = config.get(key)
         if value == refused or (refused is ... and value):

@@ -64,7 +64,14 @@ def drops_nothing(job: Job) -> bool:
     return job.task in (*PREFERENCE, "gkd") and job.loss not in WITH_DROPOUT
 
 
-NO_REWARD = frozenset({"cohere", "cohere2", "glm4_moe", "granite", "olmoe"})
+NO_REWARD = frozenset(
+    {
+        *("apertus", "cohere", "cohere2", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text"),
+        *("gemma4_text", "gemma4_unified_text", "glm4_moe", "glm4_moe_lite", "granite", "granitemoe"),
+        *("granitemoehybrid", "granitemoeshared", "lfm2", "lfm2_moe", "llama4_text", "mamba2", "minimax_m2"),
+        *("nemotron_h", "olmoe", "qwen3_5_moe_text", "solar_open"),
+    }
+)
 """Causal language models for which transformers 5.23 has no ForSequenceClassification (modeling_auto.py)."""
 
 TASK_RULES = (

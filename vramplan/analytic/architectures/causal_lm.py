@@ -281,4 +281,6 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
 def sees_images_both_ways(forward: ForwardPass, sliding: bool) -> bool:
     """Whether the tokens of an image in the text attend to each other, so that there is always a mask."""
     vision = forward.vision
-    return forward.has_images and vision is not None and vision.tower.masks_text(vision.config, sliding)
+    if vision is None or not (forward.has_images or vision.tower.masks_text_alone):
+        return False
+    return vision.tower.masks_text(vision.config, sliding)

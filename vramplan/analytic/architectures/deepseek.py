@@ -1,6 +1,7 @@
 """DeepSeek's mixtures: latent attention, shared experts, dense first layers; GLM 4.5's experts are of the same kind.
 
-(transformers 5.23, modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe.py, modeling_glm4_moe_lite.py.)
+(transformers 5.23, modeling_deepseek_v2.py, modeling_deepseek_v3.py, modeling_glm4_moe.py, modeling_glm4_moe_lite.py,
+modeling_dots1.py, modeling_solar_open.py.)
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from collections.abc import Callable
 
 from vramplan.analytic.architectures.architecture import Architecture, one_stack
 from vramplan.analytic.architectures.decoder import Decoder, Layer, Rotary, rms_norm
+from vramplan.analytic.architectures.llama import plain_window
 from vramplan.analytic.architectures.moe import ROUTED, flat, layer
 from vramplan.analytic.architectures.phi import partial
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers import moe_linear_experts
-from vramplan.analytic.layers.attention import attend, update_cache
+from vramplan.analytic.layers.attention import attend, attention, update_cache
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import Turn, as_complex, interleaved, latent_attention
 from vramplan.analytic.layers.mlp import gated
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Groups, Routed, declare, routed, scored_router, wide_router
 from vramplan.analytic.layers.rope import partial_rotary
+from vramplan.inputs.model_inputs import Input
 from vramplan.inputs.model_spec import Config
 
 Router = Callable[[Modules, Config, Tensor, Experts], Routed]
@@ -134,6 +137,53 @@ def glm4_router(net: Modules, c: Config, x: Tensor, experts: Experts) -> Routed:
     return scored_router(net, "mlp.gate", x, experts, groups, c.flag("norm_topk_prob", True), "fp32")
 
 
+def dots1(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """dots.llm1: Qwen 3's attention."""
+    bias = c.flag("attention_bias", False)
+    return layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        lambda net, c, x, ctx, kind: attention(net, c, x, ctx, kind, bias, bias, rms_norm),
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, v3_router),
+    )
+
+
+def dots1_kinds(c: Config) -> list[LayerKind]:
+    """The first layers are no mixtures; those that `layer_types` names slide, or the ones from max_window_layers on."""
+    types, window, last = c.get("layer_types"), plain_window(c), c.count("max_window_layers", 62)
+    kinds = first_dense(0)(c)
+    if types is None:
+        return [kind._replace(sliding=window is not None and layer >= last) for layer, kind in enumerate(kinds)]
+    return [kind._replace(sliding=name == "sliding_attention") for kind, name in zip(kinds, types, strict=True)]
+
+
+def solar_open(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Solar Open: Llama's attention, every layer a mixture."""
+    bias = c.flag("attention_bias", False)
+    return layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        lambda net, c, x, ctx, kind: attention(net, c, x, ctx, kind, bias),
+        lambda net, c, x, kind: shared_and_routed(net, c, x, kind, glm4_router),
+    )
+
+
+def corrections(kinds: Callable[[Config], list[LayerKind]]) -> Callable[[Config], list[Input]]:
+    """Buffers that help to choose: a number for each expert of each mixture, kept in fp32."""
+
+    def buffers(c: Config) -> list[Input]:
+        mixtures = sum(not kind.dense for kind in kinds(c))
+        return [Input("e_score_correction_bias", (c.count("n_routed_experts"),), "fp32")] * mixtures
+
+    return buffers
+
+
 ARCHITECTURES = {
     "deepseek_v2": Architecture(  # rotation in complex numbers, a softmax over experts
         decoder=Decoder(
@@ -148,6 +198,7 @@ ARCHITECTURES = {
     "deepseek_v3": Architecture(  # R1, Kimi K2, Moonlight: a sigmoid for each expert, the best of the best groups
         decoder=Decoder(latent(interleaved, v3_router, in_fp32), rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))),
         stacks=one_stack(first_dense(3)),
+        buffers=corrections(first_dense(3)),
         attention=("sdpa", "eager"),
         refuses=(*ROUTED, ("rope_interleave", False)),
         peft_experts="qwen2_moe",
@@ -157,18 +208,35 @@ ARCHITECTURES = {
             latent(interleaved, glm4_router, in_fp32), rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))
         ),
         stacks=one_stack(by_types),
+        buffers=corrections(by_types),
         refuses=(*ROUTED, ("rope_interleave", False)),
         peft_experts="qwen2_moe",
     ),
     "glm4_moe": Architecture(
         decoder=Decoder(glm4_moe, rotary=partial(0.5)),
         stacks=one_stack(first_dense(1)),
+        buffers=corrections(first_dense(1)),
         refuses=ROUTED,
         peft_experts="qwen2_moe",
+    ),
+    "dots1": Architecture(
+        decoder=Decoder(dots1, window=plain_window),
+        stacks=one_stack(dots1_kinds),
+        buffers=corrections(dots1_kinds),
+        refuses=ROUTED,
+        peft_experts="qwen2_moe",
+    ),
+    "solar_open": Architecture(
+        decoder=Decoder(solar_open),
+        buffers=corrections(first_dense(0)),
+        refuses=ROUTED,
+        peft_experts="qwen2_moe",
+        defaults={"head_dim": 128},
     ),
     "glm4v_moe_text": Architecture(
         decoder=Decoder(glm4_moe, rotary=partial(0.5, per_row=True)),
         stacks=one_stack(first_dense(1)),
+        buffers=corrections(first_dense(1)),
         refuses=ROUTED,
         peft_experts="qwen2_moe",
     ),

@@ -242,18 +242,19 @@ def scalars(c: Config) -> list[Input]:
     return [Input("layer_scalar", (1,), "bf16")] * c.count("num_hidden_layers")
 
 
+DECODER = Decoder(
+    layer,
+    embed=embed,
+    norm=final_norm,
+    enter=with_projection,
+    beside=own_input,
+    after_head=gemma.cap,
+    window=window_or(512),
+    rotary=rotary,
+)
 ARCHITECTURES = {
     "gemma4_text": Architecture(
-        decoder=Decoder(
-            layer,
-            embed=embed,
-            norm=final_norm,
-            enter=with_projection,
-            beside=own_input,
-            after_head=gemma.cap,
-            window=window_or(512),
-            rotary=rotary,
-        ),
+        decoder=DECODER,
         tied=True,
         stacks=one_stack(kinds),
         buffers=scalars,
@@ -267,5 +268,15 @@ ARCHITECTURES = {
         ),
         attention=("sdpa", "eager"),  # flash-attn takes heads of up to 256
         refuses=(("use_bidirectional_attention", "all"), ("per_layer_config", ...)),
+    ),
+    "gemma4_unified_text": Architecture(
+        decoder=DECODER,
+        tied=True,
+        stacks=one_stack(kinds),
+        buffers=scalars,
+        loads=("model.embed_tokens", 0, "model.norm"),
+        attention=("sdpa", "eager"),
+        refuses=(("use_bidirectional_attention", "all"), ("per_layer_config", ...)),
+        defaults={"hidden_size_per_layer_input": 0, "sliding_window": 1024},
     ),
 }

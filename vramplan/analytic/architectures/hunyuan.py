@@ -1,18 +1,21 @@
-"""Hunyuan's dense models: Llama with norms on the heads of q and k, behind their rotation.
+"""Hunyuan: Llama with norms on the heads of q and k, behind their rotation.
 
-Mirrors transformers 5.23, modeling_hunyuan_v1_dense.py.
+Mirrors transformers 5.23, modeling_hunyuan_v1_dense.py, modeling_hunyuan_v1_moe.py.
 """
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures import moe
 from vramplan.analytic.architectures.architecture import Architecture
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend, update_cache
+from vramplan.analytic.layers.attention_kernels import softmax_fp32
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
-from vramplan.analytic.layers.mlp import gated_mlp
+from vramplan.analytic.layers.mlp import gated, gated_mlp
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.moe import Experts, routed
 from vramplan.analytic.layers.rope import heads_first_grads, rotary
 from vramplan.inputs.model_spec import Config
 
@@ -47,4 +50,26 @@ def attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind)
     return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
-ARCHITECTURES = {"hunyuan_v1_dense": Architecture(decoder=Decoder(layer))}
+def mixture_layer(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Norm, attention, add; norm, mixture, add."""
+    return moe.layer(net, c, x, ctx, kind, attention, mixture)
+
+
+def mixture(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
+    """HunYuanMoEV1Moe: a feed-forward for all tokens first; the router's weight is a linear layer in fp32."""
+    width, act = c.count("intermediate_size"), c.text("hidden_act", "silu")
+    experts = Experts(c.count("num_experts"), c.count("moe_topk"), width, act)
+    shared = gated(net, "mlp.shared_mlp", x, width, act)
+    rows = moe.flat(x)
+    logits = net.linear("mlp.gate.wg", ops.to(rows, "fp32", "tokens in fp32"), experts.number, dtype="fp32")
+    best, which = ops.top(softmax_fp32(logits), experts.top, "shares of a token's experts")
+    best = ops.to(ops.divide_in_place(best, ops.total(best)), logits.dtype)
+    out = routed(net, "mlp.experts", rows, (best, which), experts).view(*x.shape)
+    del logits
+    return ops.add(out, shared, "output")
+
+
+ARCHITECTURES = {
+    "hunyuan_v1_dense": Architecture(decoder=Decoder(layer)),
+    "hunyuan_v1_moe": Architecture(decoder=Decoder(mixture_layer), refuses=moe.ROUTED, peft_experts="qwen2_moe"),
+}

@@ -66,6 +66,8 @@ class VisionTower:
     masks_text: Callable[[Config, bool], bool] = lambda whole, sliding: False
     """Whether image tokens attend to each other in both directions, in layers that slide or in the others, so that the
     text always gets a mask."""
+    masks_text_alone: bool = False
+    """Whether batches of text alone get that mask too."""
     tower_type: str | None = None
     """The tower's own type, if the architecture takes several."""
     hooked_by_swift: bool = False

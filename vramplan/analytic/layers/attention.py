@@ -18,6 +18,8 @@ from vramplan.analytic.layers.rope import heads_first_grads, rotary, temperature
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
+Turn = Callable[[Tensor, Tensor, Context, LayerKind], tuple[Tensor, Tensor]]
+
 
 class Softcap(NamedTuple):
     """How eager attention treats scores besides scaling and masking."""
@@ -195,10 +197,13 @@ def attention(
     norm: Callable[[Modules, str, Tensor], Tensor] | None = None,
     scales_queries: bool = False,
     scores: Softcap | None = None,
+    turn: Turn = rotary,
+    contiguous: bool = False,
 ) -> tuple[Tensor, ...]:
     """Grouped-query attention with separate projections and an optional `norm` of each head of q and k (qwen3, gemma3).
 
-    `scales_queries`: by a number for each position (ministral3). `scores`: how eager attention treats them.
+    `scales_queries`: by a number for each position (ministral3). `scores`: how eager attention treats them. `turn`:
+    rotates q and k, after which they may be `contiguous`.
     Returns the output and the tensors that the caller holds.
     """
     heads = heads_of(c)
@@ -219,11 +224,11 @@ def attention(
     if kv_first:
         v = ops.heads_first(v)
     net.tape.module = "self_attn"
-    q, k = rotary(q, k, ctx, kind)
+    q, k = turn(q, k, ctx, kind)
     if scales_queries:
         q = ops.mul(q, temperatures(q, ctx), "scaled queries")
     k, v = update_cache(k, v, ctx, kind)
     softcap = scores or Softcap(caps=c.get("attn_logit_softcapping") is not None)
-    out, *attention_locals = attend(q, k, v, ctx, kind, scores=softcap)
+    out, *attention_locals = attend(q, k, v, ctx, kind, contiguous, softcap)
     out = net.linear("self_attn.o_proj", out, width, out_bias)
     return out, *attention_locals

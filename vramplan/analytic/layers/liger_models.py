@@ -88,6 +88,7 @@ LIGER_MODELS = {
 """By transformers' ``model_type``."""
 UNMODELLED = {
     *("gemma4", "gemma4_text", "llama4", "llama4_text", "falcon_h1", "ministral", "exaone4", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "nemotron"),
     *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
 }
 """Others that liger-kernel 0.8.5 replaces layers of (transformers/monkey_patch.py: MODEL_TYPE_TO_APPLY_LIGER_FN)."""

@@ -125,9 +125,17 @@ class Modules:
         return Tensor(self.tape, Resident(), shape, dtype)
 
     def parameter(
-        self, name: str, *shape: int, adapter: bool = False, frozen: bool = False, quantize: str = "none"
+        self,
+        name: str,
+        *shape: int,
+        adapter: bool = False,
+        frozen: bool = False,
+        quantize: str = "none",
+        dtype: str = "",
     ) -> Parameter:
         """The weight `name` of the current layer, declared on first use; `frozen`: it never trains.
+
+        `dtype`: what transformers stores it in, if that does not follow the other weights.
 
         For modules_to_save it is the copy that trains; the frozen original is declared too.
         """
@@ -137,7 +145,7 @@ class Modules:
         if quantize != "none":
             return self._declared(name, shape, training.compute_dtype, False, quantize)
         saved = self.is_saved(name.rpartition(".")[0])
-        dtype = "fp32" if training.fp32_norms and is_norm(name) else training.dtype
+        dtype = dtype or ("fp32" if training.fp32_norms and is_norm(name) else training.dtype)
         parameter = self._declared(name, shape, dtype, training.full and not frozen)
         return self._declared(f"{name}{SAVED}", shape, training.saved_dtype or dtype, True) if saved else parameter
 
@@ -157,16 +165,24 @@ class Modules:
         return self._declared(name, shape, dtype, True)
 
     def linear(
-        self, name: str, x: Tensor, out_features: int, bias: bool = False, cached: bool = True, head: bool = False
+        self,
+        name: str,
+        x: Tensor,
+        out_features: int,
+        bias: bool = False,
+        cached: bool = True,
+        head: bool = False,
+        dtype: str = "",
     ) -> Tensor:
         """``nn.Linear`` or bitsandbytes' replacement, with an adapter if it is a LoRA target.
 
         `cached=False`: ``x @ weight.T`` (falcon); autocast does not cache the cast of a view. `head`: the model's last
-        module, which is not quantized (transformers 5.23, quantizers/base.py: get_keys_to_not_convert).
+        module, which is not quantized (transformers 5.23, quantizers/base.py: get_keys_to_not_convert). `dtype`: as
+        :meth:`parameter` takes it.
         """
         self.tape.module = name
         quantize = self.training.quantize if cached and not head else "none"  # nor is falcon's subclass of nn.Linear
-        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize)
+        weight = self.parameter(f"{name}.weight", out_features, x.shape[-1], quantize=quantize, dtype=dtype)
         shift = self._bias(name, x, weight) if bias else None
         passes = x.node is not None or self.training.dora  # DoRA's own product needs the weight's gradient path
         if not passes and not weight.trains and self.tape.grad_enabled:

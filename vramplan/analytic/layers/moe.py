@@ -48,11 +48,14 @@ Routed = tuple[Tensor, Tensor]
 # -- routers -----------------------------------------------------------------------------------------------------------
 
 
-def router_weight(net: Modules, name: str, experts: int, width: int) -> Tensor:
-    """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` twice, the first time to check shapes."""
+def router_weight(net: Modules, name: str, experts: int, width: int, dtype: str = "") -> Tensor:
+    """A router's weight; PEFT adds an adapter's ``lora_B @ lora_A`` twice, the first time to check shapes.
+
+    `dtype`: as :meth:`Modules.parameter` takes it.
+    """
     training = net.training
     net.routers.add(name)
-    weight = net.parameter(f"{name}.weight", experts, width)
+    weight = net.parameter(f"{name}.weight", experts, width, dtype=dtype)
     if not _adapted(net, "gate.weight"):
         return weight
     rank = training.lora_rank

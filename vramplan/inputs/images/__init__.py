@@ -57,6 +57,13 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
         "token_type_ids",
         frozen=("model.audio_tower", "model.embed_audio"),
     ),
+    "gemma4_unified": ImageProcessor(
+        native_resolution.gemma4,
+        "model.embed_vision",
+        ("model.embed_vision.multimodal_embedder",),
+        "mm_token_type_ids",
+        frozen=("model.embed_audio",),
+    ),
     "gemma4": ImageProcessor(
         native_resolution.gemma4,
         "model.vision_tower",

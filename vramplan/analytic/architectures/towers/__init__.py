@@ -20,6 +20,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "omni": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
         "gemma3n": "gemma3n",
         "gemma4": "gemma4",
+        "gemma4_unified": "gemma4_unified",
         "llama4": "llama4",
         "glm": "glm4v glm46v glm4v_moe",
         "mllama": "mllama",

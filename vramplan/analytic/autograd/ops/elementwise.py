@@ -168,6 +168,11 @@ def exp(x: Tensor) -> Tensor:
     return pointwise(high(x), "exponential", saves_output=True)
 
 
+def expm1(x: Tensor) -> Tensor:
+    """``torch.expm1(x)`` (fp32 under autocast): grad * (result + 1)."""
+    return pointwise(high(x), "exponential less one", saves_output=True, scratch=1)
+
+
 def total(x: Tensor) -> Tensor:
     """``x.sum(-1, keepdim=True)`` (fp32 under autocast); its gradient is expanded."""
     x = high(x)

@@ -1,0 +1,119 @@
+"""More language models, made small, and what traces of their classes say.
+
+python -m tests.text_family_cases     trace what has not been traced; write tests/cases/traced_text_families.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.family_cases import FULL, GEMMA4, JOBS, SMALL
+from tests.helpers import ROOT
+from tests.matrix_cases import SETTINGS
+from tests.traced_table import TracedTable
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+
+ERNIE = {**SMALL, "num_hidden_layers": 6, "use_bias": False}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma4_unified_text": {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"},
+    "ernie4_5": ERNIE,
+    "ernie4_5_moe": {
+        **ERNIE,
+        "moe_intermediate_size": 192,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+    },
+    "olmo": {**SMALL, "num_hidden_layers": 6},
+    "helium": {**SMALL, "num_hidden_layers": 6},
+    "nemotron": {**SMALL, "num_hidden_layers": 6, "partial_rotary_factor": 0.5},
+    "stablelm": {**SMALL, "num_hidden_layers": 6, "use_qkv_bias": True, "partial_rotary_factor": 0.25},
+    "stablelm, parallel": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "use_parallel_residual": True,
+        "hidden_dropout": 0.1,
+    },
+    "apertus": {**SMALL, "num_hidden_layers": 6},
+    "hunyuan_v1_moe": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "intermediate_size": 256,
+        "num_experts": 8,
+        "moe_topk": 2,
+    },
+    "minimax_m2": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "intermediate_size": 192,
+        "rotary_dim": 32,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "solar_open": {
+        **SMALL,
+        "num_hidden_layers": 6,
+        "moe_intermediate_size": 192,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "dots1": {
+        **SMALL,
+        "num_hidden_layers": 9,
+        "moe_intermediate_size": 192,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "sliding_window": None,
+        "layer_types": [FULL] * 9,
+    },
+}
+"""Configurations by ``model_type`` and variant."""
+NO_FLASH = ("gemma4_unified",)
+"""Heads of 512 do not run there."""
+
+
+WITHIN = "gemma4_unified, text"
+"""Gemma 4 without encoders, on text."""
+
+
+def spec_for(family: str) -> ModelSpec:
+    """The family's small model."""
+    if family == WITHIN:
+        parts = {
+            "text_config": {"model_type": "gemma4_unified_text", **FAMILIES["gemma4_unified_text"]},
+            "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 512, "output_proj_dims": 512},
+            "audio_config": {"model_type": "gemma4_unified_audio"},
+        }
+        config = {"model_type": "gemma4_unified", "tie_word_embeddings": True, **parts}
+        return ModelSpec(name=family, model_type="gemma4_unified", config=config)
+    model_type = family.partition(",")[0]
+    return ModelSpec(name=family, model_type=model_type, config={"model_type": model_type, **FAMILIES[family]})
+
+
+def cases() -> Iterator[tuple[str, Job]]:
+    """Families and jobs."""
+    for family in (*FAMILIES, WITHIN):
+        for setting, given in JOBS:
+            job = {**SETTINGS[setting], **given}
+            if family.startswith(NO_FLASH) and job.get("attention") == "flash":
+                job["attention"] = "eager"
+            yield family, Job(**job)
+
+
+TABLE = TracedTable(ROOT / "tests" / "cases" / "traced_text_families.json", spec_for, cases)
+
+if __name__ == "__main__":
+    TABLE.write()
