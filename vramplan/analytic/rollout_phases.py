@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from vramplan.analytic import ppo_phases
+from vramplan.analytic import openrlhf_rollout, ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
@@ -112,7 +112,7 @@ def is_scored(job: Job) -> bool:
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    always = job.task == "rloo" or job.runs_verl or job.loss in OF_SWIFT
+    always = job.task == "rloo" or job.runs_own_actor or job.loss in OF_SWIFT
     return always or job.reference not in (None, "none") or corrected or not aligned
 
 
@@ -126,6 +126,8 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         yield generated[key]
     elif job.runs_verl:
         yield from _verl_generation(step)
+    elif job.runs_openrlhf:
+        yield from (RolloutPhase(*stretch) for stretch in openrlhf_rollout.stretches(step))
     elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
         yield VllmRollout(step)
 
@@ -276,8 +278,10 @@ def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
 
 
 def _scored(job: Job) -> Job:
-    """The job with the batch that is scored at a time: verl has one of its own."""
-    tokens = job.verl.scored_tokens
+    """The job with the batch that is scored at a time: verl and OpenRLHF have one of their own."""
+    if job.openrlhf.scored_samples is not None:
+        return job.model_copy(update={"micro_batch_size": job.openrlhf.scored_samples})
+    tokens = job.verl.scored_tokens or job.openrlhf.scored_tokens
     if tokens is None:
         return job
     if job.batches == "packed":

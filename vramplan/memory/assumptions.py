@@ -180,6 +180,8 @@ def _describe_grpo(job: Job) -> str:
     package = OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
+    if job.openrlhf.sleeps:
+        engine += ", DeepSpeed's states in host memory but for training"
     return f"{str(job.task).upper()} as {package} runs it, {engine}{shared}"
 
 

@@ -1,0 +1,22 @@
+"""Settings that OpenRLHF's reinforcement training alone has."""
+
+from __future__ import annotations
+
+from vramplan.inputs.record import Record, field
+
+
+class OpenRlhf(Record):
+    """How OpenRLHF's actor computes, scores and shares its GPUs (`task` grpo with `loss` kept_log_probs)."""
+
+    divides_logits: bool = False
+    """Whether fp32 logits are divided where they lie, as at a temperature other than 1."""
+    kl_loss: bool = False
+    """Whether the loss has a KL term, for which log-probabilities of the reference come with each sample."""
+    scored_samples: int | None = field(default=None, gt=0, le=1 << 20)
+    """Samples of a forward without gradients (``rollout.micro_batch_size``); null: those of a micro-batch."""
+    scored_tokens: int | None = field(default=None, gt=0, le=1 << 24)
+    """The same of packed rows: their tokens (``rollout.max_tokens_per_gpu``)."""
+    sleeps: bool = False
+    """Whether DeepSpeed's states wait in host memory except while the model trains (``ds.enable_sleep``)."""
+    processes: int = field(default=0, ge=0, le=8)
+    """Other processes with a model on the same GPU, each with a CUDA context: reference, critic, reward model."""
