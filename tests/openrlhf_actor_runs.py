@@ -1,4 +1,4 @@
-"""The runs of OpenRLHF's own actor on fake tensors that the tape is compared with, in tests/openrlhf_actor_runs.jsonl.
+"""Runs of OpenRLHF's actor and critic on fake tensors that the tape is compared with: tests/openrlhf_actor_runs.jsonl.
 
 `python -m tests.openrlhf_actor_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package, whose
 DeepSpeed has to be installed. It adds the peak of live tensors in each phase, in bytes. The model is whole: what
@@ -40,6 +40,16 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
 """Jobs on Llama."""
 
 
+CRITIC: dict[str, Any] = {"openrlhf": {"trains": "critic"}}
+OF_CRITICS: tuple[dict[str, Any], ...] = (
+    {**FULL, "gradient_accumulation_steps": 4},
+    {**FULL, "checkpointing": "none"},
+    {**FULL, "micro_batch_size": 1, "openrlhf": {"trains": "critic", "scored_samples": 4}},
+    {**FULL, **PACKED, "micro_batch_size": 4},
+)
+"""Jobs of a critic on Llama."""
+
+
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the model, keys of its configuration, the job."""
     for model, config, own in FAMILIES[:7]:
@@ -47,6 +57,11 @@ def cases() -> Iterator[dict[str, Any]]:
             yield {"model": model, "config": config, "job": {**OWN, **own, **job}}
     for job in OF_LLAMA:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **job}}
+    for model, config, own in FAMILIES[:7]:
+        for job in ({}, FULL):
+            yield {"model": model, "config": config, "job": {**OWN, **own, **CRITIC, **job}}
+    for job in OF_CRITICS:
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **CRITIC, **job}}
     yield {"model": "qwen2.5-3b", "config": {}, "job": {**OWN, **FULL, **PACKED, "sequence_length": 4096}}
 
 

@@ -49,15 +49,18 @@ def load_actor(folder: Path) -> SimpleNamespace:
         sys.modules[name] = module
     vars(sys.modules["openrlhf.utils"])["get_tokenizer"] = None
     from openrlhf.models import ring_attn_utils
+    from openrlhf.models.model import _get_critic_model
     from openrlhf.trainer.ppo_utils.experience import Experience
-    from openrlhf.trainer.ray import ppo_actor
+    from openrlhf.trainer.ray import ppo_actor, ppo_critic
     from openrlhf.utils import loss_utils
 
     loss_utils._optimizer_step_loss_norm = lambda *_: {"batch_num_tokens": torch.zeros(())}
     ring_attn_utils.unpad_input, ring_attn_utils.pad_input = unpad_input, pad_input
     ring_attn_utils.index_first_axis = lambda values, indices: values[indices]
     ring_attn_utils.rearrange = lambda values, _: values.reshape(-1, *values.shape[2:])
-    vars(classes).update(actor_module=ppo_actor, experience=Experience)
+    vars(classes).update(
+        modules={"actor": ppo_actor, "critic": ppo_critic}, experience=Experience, critic_class=_get_critic_model
+    )
     return classes
 
 
@@ -78,13 +81,37 @@ def pad_input(values: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: i
 class OpenRlhfActorRun(OpenRlhfRun):
     """One tracked run of the actor: rounds of scoring and of one optimizer step."""
 
+    @property
+    def trains(self) -> str:
+        """The model that trains."""
+        return self.job.openrlhf.trains
+
+    @property
+    def module(self) -> Any:
+        """The file of its trainer."""
+        return self.classes.modules[self.trains]
+
+    def _actor(self, trains: bool) -> nn.Module:
+        if self.trains == "actor":
+            return super()._actor(trains)
+        job, own = self.job, self.classes.reward_class
+        self.classes.reward_class = self.classes.critic_class
+        self.job = job.model_copy(update={"task": "reward"})
+        made = super()._actor(trains)
+        self.job, self.classes.reward_class = job, own
+        return made
+
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
         tracker, job = self.tracker, self.job
         with quiet(), as_cuda(self.gpu), tensors_in_lists(), ExitStack() as stack:
             actor = self._actor(True)
             actor.packing_samples = job.batches == "unpadded"
-            actor.temperature = 0.7 if job.openrlhf.divides_logits else 1.0
+            inner = actor if self.trains == "critic" else actor.model
+            if self.trains == "actor":
+                actor.temperature = 0.7 if job.openrlhf.divides_logits else 1.0
+            elif job.method != "full":
+                actor.get_base_model().packing_samples = actor.packing_samples
             reference = self._actor(False) if job.reference == "model" else None
             recipe = optimizers.recipe(job)
             with self.fakes.mode:
@@ -94,13 +121,11 @@ class OpenRlhfActorRun(OpenRlhfRun):
                 if reference is not None:
                     place(reference, tracker)
                     reference.packing_samples, reference.temperature = actor.packing_samples, actor.temperature
-                optimizer = optimizers.make(recipe, actor.model, job)
+                optimizer = optimizers.make(recipe, inner, job)
             trainer = self._rl_trainer(actor, optimizer)
-            actor.model.register_forward_pre_hook(
-                lambda *_: tracker.enter("forward") if torch.is_grad_enabled() else None
-            )
-            stack.enter_context(tracker.modules(actor.model))
-            stack.enter_context(mock.patch.object(self.classes.actor_module, "DataLoader", self._loader))
+            inner.register_forward_pre_hook(lambda *_: tracker.enter("forward") if torch.is_grad_enabled() else None)
+            stack.enter_context(tracker.modules(inner))
+            stack.enter_context(mock.patch.object(self.module, "DataLoader", self._loader))
             stack.enter_context(mock.patch("torch.cuda.current_device", return_value=0))
             stack.enter_context(self.fakes.mode)
             stack.enter_context(tracker)
@@ -109,15 +134,16 @@ class OpenRlhfActorRun(OpenRlhfRun):
                 self._score(actor)
                 if reference is not None:
                     self._score(reference)
-                trainer.ppo_train(0.01)
+                trainer.ppo_train(*([0.01] if self.trains == "actor" else []))
         timeline = tracker.timeline(None)
         return timeline.phase_peaks(timeline.live_bytes())
 
     def _score(self, actor: nn.Module) -> None:
         rows, length = self.job.openrlhf.scored_samples or self.job.micro_batch_size, self.job.sequence_length
-        worker = SimpleNamespace(actor=actor, strategy=Strategy(self.tracker, self.job))
+        worker = SimpleNamespace(actor=actor, critic=actor, strategy=Strategy(self.tracker, self.job))
         given = (Sent((rows, length)), Sent((rows, length - 1)), Sent((rows, length)))
-        self.classes.actor_module.PolicyModelActor.forward(worker, *given)
+        group = "PolicyModelActor" if self.trains == "actor" else "CriticModelActor"
+        getattr(self.module, group).forward(worker, *given)
 
     def _loader(self, *_: Any, **__: Any) -> list[Any]:
         """The micro-batches of an optimizer step, in host memory until they are sent."""
@@ -130,6 +156,7 @@ class OpenRlhfActorRun(OpenRlhfRun):
                     name: torch.ones((rows, length), dtype=torch.int64) for name in ("sequences", "attention_mask")
                 }
                 answers = ("action_log_probs", "returns", "advantages")
+                answers += ("values",) if job.openrlhf.trains == "critic" else ()
                 answers += ("base_action_log_probs",) if job.openrlhf.kl_loss else ()
                 self.action_mask = torch.ones((rows, length - 1), dtype=torch.int64)
                 for name in answers:
@@ -140,24 +167,26 @@ class OpenRlhfActorRun(OpenRlhfRun):
         return [OnHost() for _ in range(job.gradient_accumulation_steps)]
 
     def _rl_trainer(self, actor: nn.Module, optimizer: Any) -> Any:
-        job, module = self.job, self.classes.actor_module
+        job, module = self.job, self.module
         strategy = Strategy(self.tracker, job)
         args = SimpleNamespace(
             train=SimpleNamespace(dynamic_batch_enable=False, max_epochs=1),
             ds=SimpleNamespace(tensor_parallel_size=1),
-            actor=SimpleNamespace(entropy_coef=None),
+            actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0.0),
             algo=SimpleNamespace(kl=SimpleNamespace(use_loss=job.openrlhf.kl_loss, init_coef=0.01, estimator="k3")),
         )
-        trainer = object.__new__(module.ActorPPOTrainer)
+        name = "ActorPPOTrainer" if self.trains == "actor" else "CriticPPOTrainer"
+        losses = {"actor_loss_fn": self.classes.modules["actor"].PolicyLoss()}
+        losses["critic_loss_fn"] = self.classes.modules["critic"].ValueLoss(0.5)
+        trainer = object.__new__(getattr(module, name))
         vars(trainer).update(
             strategy=strategy,
             args=args,
-            actor=actor,
+            **{self.trains: actor, f"{self.trains}_optim": optimizer},
+            **{f"{self.trains}_scheduler": SimpleNamespace(get_last_lr=lambda: [0.0])},
             ema_model=None,
-            actor_optim=optimizer,
-            actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]),
             max_epochs=1,
-            actor_loss_fn=module.PolicyLoss(),
+            **losses,
             aux_loss=False,
             dataloader_pin_memory=False,
             replay_buffer=SimpleNamespace(sample_batch_size=job.micro_batch_size, collate_fn=None),

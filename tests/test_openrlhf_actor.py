@@ -1,4 +1,4 @@
-"""OpenRLHF's actor: on the tape against runs of its own code, and what `check` reads of ``train_ppo_ray``."""
+"""OpenRLHF's actor and critic: on the tape against runs of its code, and what `check` reads of ``train_ppo_ray``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
     return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items()}
 
 
-@pytest.mark.parametrize("row", RECORDED[::7], ids=lambda row: f"{row['model']} {row['job'].get('method', 'lora')}")
-def test_peaks_agree_with_its_actor(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("row", RECORDED[::15], ids=lambda row: f"{row['model']} {row['job'].get('method', 'lora')}")
+def test_peaks_agree_with_its_code(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is not sharded, which OpenRLHF itself does not train."""
     monkeypatch.setattr("vramplan.analytic.prepare.check_job", lambda *_: None)
     assert {*row["peaks"]} == {"loaded", "scoring", "forward", "backward", "optimizer"}
@@ -48,14 +48,15 @@ def test_peaks_agree_with_its_actor(row: dict[str, Any], monkeypatch: pytest.Mon
 
 
 @pytest.mark.full
-def test_all_runs_agree_with_its_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runs_agree_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vramplan.analytic.prepare.check_job", lambda *_: None)
-    assert len(RECORDED) >= 25
+    assert len(RECORDED) >= 40
     errors = [errors_of(row) for row in RECORDED]
     assert max(max(each.values()) for each in errors) <= WORST
     assert median(error for each in errors for error in each.values()) <= MEDIAN
 
 
+@pytest.mark.full
 def test_logits_live_until_the_optimizer_step_is_over() -> None:
     """The model's output has a name in training_step, which calls the optimizer's."""
     few, many = (step(micro_batch_size=rows).phases["optimizer"] for rows in (1, 4))
@@ -71,11 +72,13 @@ def test_states_that_sleep_leave_room_for_vllm() -> None:
     assert here.phases["backward"] == pytest.approx(away.phases["backward"], rel=0.001), "all of it is back"
 
 
+@pytest.mark.full
 def test_below_stage_3_nothing_but_states_leaves() -> None:
     here, away = (step(strategy="zero2", openrlhf={"sleeps": sleeps}) for sleeps in (False, True))
     assert here.phases["generation"] - away.phases["generation"] == pytest.approx(12 * WEIGHTS / 8, rel=0.02)
 
 
+@pytest.mark.full
 def test_one_weight_at_a_time_is_sent() -> None:
     """vLLM elsewhere gets it from where it was gathered; on the same GPU its weights are awake, and get a copy."""
     embedding = 151_936 * 2048 * 2
@@ -94,14 +97,46 @@ def test_each_other_process_has_a_context() -> None:
     assert three.device_total_bytes - alone.device_total_bytes == 3 * context == terms["other processes with a model"]
 
 
+@pytest.mark.full
 def test_more_samples_are_scored_than_trained_on() -> None:
     few, many = (step(openrlhf={"scored_samples": count}).phases["scoring"] for count in (4, 32))
     assert many - few > 28 * 1024 * 151_936 * 4
 
 
+def test_a_critic_has_no_logits() -> None:
+    alone = {"generate_with": "vllm_server", "vllm_share": 0.3, "reference": None}
+    actor, critic = (step(openrlhf={"trains": model}, **alone).phases["backward"] for model in ("actor", "critic"))
+    assert actor - critic > 1.9 * 4 * 1024 * 151_936 * 4
+
+
+@pytest.mark.full
+def test_a_critic_takes_turns_with_the_actor_or_trains_beside_it() -> None:
+    """Asleep it leaves its weights, an eighth of them; else states and gradients too, and both update at once."""
+    without, asleep = (step(openrlhf={"sleeps": True, "critic": critic}) for critic in (None, MODEL))
+    eighth = WEIGHTS / 8  # the head is the embedding
+    for phase in ("generation", "backward"):
+        assert asleep.phases[phase] - without.phases[phase] == pytest.approx(2 * eighth, rel=0.1)
+    beside = step(openrlhf={"critic": MODEL})
+    alone = step(openrlhf={"trains": "critic"}, generate_with="vllm_server", vllm_share=0.3, reference=None)
+    context = sum(term.num_bytes for term in alone.terms if term.category == "context")
+    more = beside.phases["backward"] - step().phases["backward"]
+    assert more == pytest.approx(alone.device_total_bytes - context, rel=0.001), "what its process reserves"
+    assert asleep.phases["critic"] > alone.phases["backward"]
+
+
+@pytest.mark.full
+def test_a_reward_model_is_shared_as_the_reference_is() -> None:
+    without, scored = (step(reward_model=name) for name in (None, MODEL))
+    assert scored.phases["backward"] - without.phases["backward"] == pytest.approx(2 * WEIGHTS / 8, rel=0.02)
+    whole = step(reward_model=MODEL, strategy="zero2").phases["loaded"]
+    assert whole - step(strategy="zero2").phases["loaded"] == pytest.approx(2 * WEIGHTS, rel=0.02)
+    assert "reward" in scored.phases
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"openrlhf": {"trains": "critic"}}, "beside a critic alone"),
         ({"strategy": "ddp", "num_gpus": 1}, "OpenRLHF runs DeepSpeed"),
         ({"generate_with": "transformers", "vllm_share": 0.3}, "OpenRLHF generates by vLLM"),
         ({"reference": "adapters_off", "method": "lora"}, "a model of its own"),
@@ -180,6 +215,7 @@ def test_settings(words: str, expected: dict[str, Any]) -> None:
         ("--rollout.micro_batch_size 16", "scored_samples", 16),
         ("--train.dynamic_batch_enable --rollout.max_tokens_per_gpu 32768", "scored_tokens", 32768),
         ("--train.colocate_actor_ref", "processes", 1),
+        (f"{SHARED} --algo.advantage.estimator gae --critic.num_gpus_per_node 4", "critic", "Qwen/Qwen2.5-3B"),
     ],
 )
 def test_settings_of_openrlhf_alone(words: str, name: str, value: object) -> None:
@@ -201,6 +237,15 @@ def test_what_its_flags_are_refused_for(words: str, said: str) -> None:
     with pytest.raises(VramplanError) as caught:
         parsed(f"{NEW} {words}")
     assert said in str(caught.value)
+
+
+def test_models_on_the_actors_gpus() -> None:
+    rewarded = f"{OLD} --colocate_all_models --reward_pretrain Qwen/Qwen2.5-1.5B".replace("--remote_rm_url", "--x")
+    job = parsed(rewarded).job
+    assert (job["reward_model"], job["openrlhf"]["processes"]) == ("Qwen/Qwen2.5-1.5B", 2)
+    assert "critic" not in job["openrlhf"]
+    critic = parsed(f"{rewarded} --advantage_estimator gae").job["openrlhf"]["critic"]
+    assert critic == "Qwen/Qwen2.5-1.5B", "the reward model's weights, but for its head"
 
 
 def test_a_command_is_answered_for_the_actors_gpus() -> None:

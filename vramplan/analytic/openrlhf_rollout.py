@@ -34,6 +34,8 @@ def stretches(step: Step) -> Iterator[Stretch]:
     """What happens from one update of the actor to the next scoring, each stretch with nothing left behind it."""
     job = step.job
     yield _emptied("optimizer", [])  # states that leave the GPU do so as the update ends
+    if job.openrlhf.trains == "critic":
+        return
     awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
     yield _emptied("generation", [*awake, *_sent(step)])
     if vllm.sleeps(job):

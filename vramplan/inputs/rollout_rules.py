@@ -16,7 +16,7 @@ ALONE = (
     "vllm_sync_parts", "rollout_offload", "entropy_graph",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
-NO_REWARDS: tuple[Loss, ...] = (*OF_SWIFT, "log_probs", "kept_log_probs")
+NO_REWARDS: tuple[Loss, ...] = (*OF_SWIFT, "log_probs")
 """Losses of trainers whose reward model is not modelled."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
     "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs", "kept_log_probs"),
@@ -160,7 +160,7 @@ ROLLOUT_RULES = (
         " {rollout_offload=none}, or leave it out for the policy alone",
     ),
     Rule(
-        lambda job: job.reward_model is not None and job.shards_weights,
+        lambda job: job.reward_model is not None and job.shards_weights and not job.runs_openrlhf,
         UNSUPPORTED,
         "{reward_model} under {strategy} is not modelled; use {strategy=zero2}, or leave it out for the policy alone",
     ),
@@ -258,6 +258,12 @@ ROLLOUT_RULES = (
         lambda job: job.runs_openrlhf and job.reference not in (None, "none", "model"),
         UNSUPPORTED,
         "{reference} with {loss} is not modelled: OpenRLHF's reference is a model of its own; use {reference=model}",
+    ),
+    Rule(
+        lambda job: job.openrlhf.trains == "critic" and (is_colocated(job) or job.reference not in (None, "none")),
+        UNSUPPORTED,
+        "{generate_with} {reference} beside a critic alone is not modelled; use {generate_with=vllm_server} without a"
+        " reference, or openrlhf: critic for the actor's GPUs",
     ),
     Rule(
         lambda job: job.verl != Verl() and not job.runs_verl,

@@ -154,6 +154,7 @@ def _swift_completions(job: Job) -> list[Input]:
 def _of_openrlhf(job: Job) -> list[Input]:
     """An experience, as it is sent to the GPU (OpenRLHF 0.11, trainer/ppo_utils/experience.py)."""
     names = ("input_ids", "attention_mask", "action_mask")
-    numbers = ("action_log_probs", "returns", "advantages", *(("base_action_log_probs",) * job.openrlhf.kl_loss))
+    numbers = ["action_log_probs", "returns", "advantages"]
+    numbers += ["base_action_log_probs"] * job.openrlhf.kl_loss + ["values"] * (job.openrlhf.trains == "critic")
     whole = [Input(name, (job.sequence_length,)) for name in names]
     return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]

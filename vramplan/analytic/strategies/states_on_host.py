@@ -33,16 +33,18 @@ class StatesOnHost:
                 live[event] = None
             else:
                 live.pop(~event, None)
-        moved = [number for number in live if _moves(record.kinds[record.kind_of[number]])]
+        moved = [number for number in live if moves(record.kinds[record.kind_of[number]])]
         self.kinds = [record.kinds[record.kind_of[number]] for number in moved]
         record.free_all(moved)
         record.empty_cache()
 
     def come_back(self) -> None:
-        """Move it back."""
+        """Move it back, as an update begins."""
+        self.record.enter("forward")
         self.record.allocate_all(self.kinds)
         self.kinds = []
 
 
-def _moves(kind: Storage) -> bool:
+def moves(kind: Storage) -> bool:
+    """Whether a storage leaves the GPU."""
     return kind.category == "optimizer_state" or kind.label in BUFFERS

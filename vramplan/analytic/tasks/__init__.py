@@ -75,7 +75,9 @@ def score_of(job: Job) -> Score:
 
 def _actor_of(job: Job) -> str | None:
     """The file of a framework's own reinforcement training; None for TRL's trainers and those after them."""
-    return "verl" if job.runs_verl else "openrlhf_actor" if job.runs_openrlhf else None
+    if job.runs_openrlhf:
+        return f"openrlhf_{job.openrlhf.trains}"
+    return "verl" if job.runs_verl else None
 
 
 def _file(name: str) -> Any:

@@ -19,7 +19,7 @@ from vramplan.analytic.tasks.whole_logits import logits_of
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``actor_loss`` of a micro-batch of prompts with their responses, and the KL term if there is one."""
     tape, shape = net.tape, batch.inputs["input_ids"].shape
-    _hold_earlier(net, setting, phase, batch)
+    hold_earlier(net, setting, phase, batch)
     log_probs, logits = _token_log_probs(net, setting, phase, batch)
     net.loop_locals.append(logits)
     del logits
@@ -64,7 +64,7 @@ def _token_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch) 
     return ops.mul(log_probs, mask, "log-probabilities of responses"), logits
 
 
-def _hold_earlier(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> None:
+def hold_earlier(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> None:
     """The samples of the optimizer step's earlier micro-batches, which the loop holds (utils/loss_utils.py)."""
     earlier = setting.job.gradient_accumulation_steps - 1
     if phase == "forward.0" or not earlier:

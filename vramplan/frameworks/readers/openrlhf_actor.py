@@ -14,6 +14,8 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_
 from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job_values import FUSED_KERNELS
+from vramplan.inputs.load import names_setting
+from vramplan.inputs.model_names import named_model
 from vramplan.units import ceil_div
 
 PROGRAM = "train_ppo_ray"
@@ -66,9 +68,6 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         config.require_off(name)
     _check_entropy(config)
     groups = list(_groups(config))
-    for group in groups:
-        if group.is_shared and group.name in ("the critic", "the reward model"):
-            raise UnsupportedError(f"{config.source.where}: {group.name} on the actor's GPUs is not modelled yet")
     gpus = _gpus(config, "actor")
     dtype, stage = read_dtype(config), config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
     batch, attention = _batch(config, gpus), read_attention(config)
@@ -103,6 +102,10 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     if "the reference" in shared and not _offloads_reference(config, stage):
         job["reference"] = "model"
     job["openrlhf"] = _openrlhf(config, batch, len(shared))
+    if "the critic" in shared:
+        job["openrlhf"]["critic"] = _named(config, "critic", _critic(config))
+    if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
+        job["reward_model"] = _reward_model(config)
     _note(config, job, groups)
     estimator = config.lowercase(*ESTIMATOR, default="gae")
     return ParsedConfig(
@@ -240,11 +243,47 @@ def _openrlhf(config: ConfigReader, batch: dict[str, Any], processes: int) -> di
     return found
 
 
+def _reward_model(config: ConfigReader) -> str:
+    """The reward model.
+
+    Raises:
+        ConfigError: if there is none, or several, of which OpenRLHF takes one.
+    """
+    name = config.string("reward.model_name_or_path", "reward_pretrain")
+    if name is None:
+        raise ConfigError(
+            f"{config.source.where}: neither reward.model_name_or_path nor reward.remote_url is set: OpenRLHF has no"
+            " rewards then"
+        )
+    return name
+
+
+def _named(config: ConfigReader, field: str, name: str) -> str:
+    """The name by which another model is known here."""
+    with names_setting(field, name):
+        spec, note = named_model(name)
+    if note:
+        config.note("warning", field, note)
+    return spec.name
+
+
+def _critic(config: ConfigReader) -> str:
+    """The model that the critic begins with: its own, the reward model's, or the actor's (cli/train_ppo_ray.py)."""
+    own = config.string("critic.model_name_or_path", "critic_pretrain")
+    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
+    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
+    actor = config.string("actor.model_name_or_path", "pretrain")
+    return own or (reward or "").partition(",")[0] or actor or ""
+
+
 def _offloads_reference(config: ConfigReader, stage: int) -> bool:
     """Whether the reference's weights wait on the host, which DeepSpeed does at stage 3 alone."""
-    offloads = config.boolean("ref.offload", "ref_reward_offload", default=False)
-    config.read_keys |= {"reward.offload"}
-    return offloads and stage == 3
+    return _offloads(config, "ref.offload") and stage == 3
+
+
+def _offloads(config: ConfigReader, key: str) -> bool:
+    """Whether a model's engine is told to keep weights on the host."""
+    return config.boolean(key, "ref_reward_offload", default=False)
 
 
 def _check_entropy(config: ConfigReader) -> None:
