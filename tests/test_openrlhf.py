@@ -105,6 +105,7 @@ def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> N
         ("train_dpo", "--ds.lora.rank 8 --ds.zero_stage 3", "ZeRO-3"),
         ("train_rm", "--ds.zero_stage 3", "with train_rm is not modelled yet; ds.zero_stage 2"),
         ("train_rm", "--ds.packing_samples", "ds.packing_samples"),
+        ("train_rm", "--ds.adam_offload", "ds.adam_offload: True with train_rm is not modelled yet; without it, it is"),
         ("train_rm", "--ds.lora.rank 8 --ds.load_in_4bit --ds.adam_offload", "without the optimizer in host memory"),
         ("train_kto", "--ds.lora.rank 8", "train_kto"),
         ("train_ppo_ray", "--vllm.num_engines 8 --train.enable_ema", "enable_ema"),

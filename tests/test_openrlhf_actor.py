@@ -138,6 +138,7 @@ def test_a_reward_model_is_shared_as_the_reference_is() -> None:
     [
         ({"openrlhf": {"trains": "critic"}}, "beside a critic alone"),
         ({"strategy": "ddp", "num_gpus": 1}, "OpenRLHF runs DeepSpeed"),
+        ({"expandable_segments": True}, "vLLM's sleep mode does not run"),
         ({"generate_with": "transformers", "vllm_share": 0.3}, "OpenRLHF generates by vLLM"),
         ({"reference": "adapters_off", "method": "lora"}, "a model of its own"),
         ({"loss": "chunked", "loop": "trainer", "batches": "padded", "prompt_length": 64,
@@ -192,6 +193,8 @@ def test_flags_without_dots_have_other_defaults() -> None:
         (f"{SHARED} --vllm.enable_sleep", {"generate_with": "vllm_sleep"}),
         (f"{SHARED} --train.async_enable", {"generate_with": "vllm_server", "reference": "model"}),
         ("--train.colocate_actor_ref", {"generate_with": "vllm_server", "reference": "model"}),
+        ("--train.colocate_actor_ref --ref.offload --ds.zero_stage 3", {"reference": None}),
+        ("--train.colocate_actor_ref --ref.offload", {"reference": "model"}),  # DeepSpeed does so at stage 3 alone
         ("--ds.packing_samples --train.micro_batch_size 4", {"batches": "unpadded", "gradient_accumulation_steps": 8}),
         ("--ds.adam_offload --ds.zero_stage 3", {"offload": "optimizer", "strategy": "zero3"}),
         ("--actor.gradient_checkpointing_enable", {"checkpointing": "full", "reentrant": False}),
@@ -227,6 +230,8 @@ def test_settings_of_openrlhf_alone(words: str, name: str, value: object) -> Non
     [
         ("--vllm.num_engines 0", "completions by transformers"),
         ("--actor.entropy_coef 0.001", "actor.entropy_coef"),
+        ("--actor.optim muon", "actor.optim"),
+        ("--algo.advantage.estimator grpo", "expected gae"),
         ("--train.enable_ema", "enable_ema"),
         ("--ds.ring_attn_size 2 --ds.packing_samples", "ring_attn_size"),
         ("--ref.num_gpus_per_node 2 --train.colocate_actor_ref", "OpenRLHF stops at that"),

@@ -131,7 +131,7 @@ ROLLOUT_RULES = (
             and job.generate_with == "vllm_sleep"
             and job.expandable_segments
             and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
-            and not job.runs_own_actor  # vLLM has processes of its own there
+            and not job.runs_verl  # which switches them off while vLLM is awake
         ),
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"

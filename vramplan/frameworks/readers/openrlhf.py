@@ -111,6 +111,8 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     if config.boolean("ds.use_liger_kernel", "use_liger_kernel", default=False):
         job["fused_kernels"] = FUSED_KERNELS  # AutoLigerKernelForCausalLM, whose loss needs labels
     if program == "train_dpo":
+        for name in ("ref.offload", "ref_offload"):
+            config.require_off(name)
         _note_reference(config)
         if stage == 3 and config.integer("ds.lora.rank", "lora_rank", default=0, least=0):
             raise config.unsupported(
@@ -126,7 +128,11 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
 
 def _check_reward(config: ConfigReader, stage: int) -> None:
     """What of a reward model was not compared with a run of its trainer."""
-    for names in (("ds.packing_samples", "packing_samples"), ("ds.load_in_4bit", "load_in_4bit")):
+    for names in (
+        ("ds.packing_samples", "packing_samples"),
+        ("ds.load_in_4bit", "load_in_4bit"),
+        ("ds.adam_offload", "adam_offload"),
+    ):
         if config.boolean(*names, default=False):
             name = next(name for name in names if config.has(name))
             raise config.unsupported(name, "with train_rm is not modelled yet; without it, it is")

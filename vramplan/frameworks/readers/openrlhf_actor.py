@@ -107,7 +107,6 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
         job["reward_model"] = _reward_model(config)
     _note(config, job, groups)
-    estimator = config.lowercase(*ESTIMATOR, default="gae")
     return ParsedConfig(
         "openrlhf",
         version,
@@ -115,9 +114,21 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         job,
         _names(config, batch),
         config.notes,
-        task=f"{NAMES.get(estimator, estimator)}, the actor's GPUs",
+        task=f"{NAMES[_estimator(config)]}, the actor's GPUs",
         rows="packed" if batch["batches"] == "packed" else "samples",
     )
+
+
+def _estimator(config: ConfigReader) -> str:
+    """The estimator of advantages, which decides whether there is a critic.
+
+    Raises:
+        ConfigError: for one that OpenRLHF does not have.
+    """
+    name = config.lowercase(*ESTIMATOR, default="gae")
+    if name not in NAMES:
+        raise config.invalid(ESTIMATOR, ", ".join(NAMES))
+    return name
 
 
 def _has_dots(config: ConfigReader) -> bool:
@@ -143,7 +154,7 @@ def _groups(config: ConfigReader) -> Iterator[Group]:
                 " OpenRLHF stops at that when they are colocated"
             )
         yield Group("the reference", "ref.num_gpus_per_node", gpus, with_reference)
-    has_critic = config.lowercase(*ESTIMATOR, default="gae") == "gae"
+    has_critic = _estimator(config) == "gae"
     if has_critic:
         yield Group("the critic", "critic.num_gpus_per_node", _gpus(config, "critic"), shares)
     remote = config.string("reward.remote_url", "remote_rm_url") or config.string(
@@ -305,6 +316,9 @@ def _note(config: ConfigReader, job: dict[str, Any], groups: list[Group]) -> Non
             "ds.lora.rank" if config.has("ds.lora.rank") else "lora_rank",
             "OpenRLHF stops as it sends adapters to vLLM, which does not know their names (OpenRLHF#1349)",
         )
+    if job["openrlhf"]["sleeps"] and job["strategy"] != "zero3" and "offload" not in job:
+        key = _given(config, SLEEPS)
+        config.note("warning", key, "below ZeRO-3 needs DeepSpeed 0.17.6 or later; OpenRLHF stops with an older one")
     for names, default in ((BATCH, "128"), (SHARE, "0.95")):
         if not config.has(*names) and (names != SHARE or "vllm_share" in job):
             config.note("default", names[0], f"not set: {default}")
