@@ -128,7 +128,7 @@ class Strategy:
         self.tracker.enter("backward")
         loss.backward()
 
-    def optimizer_step(self, optimizer: Any, *_: Any) -> None:
+    def optimizer_step(self, optimizer: Any, *_: Any, **__: Any) -> None:
         """The engine's step, which updates at the boundary of accumulation."""
         self.micro_steps += 1
         if self.micro_steps % self.accumulated_gradient == 0:

@@ -105,10 +105,11 @@ def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> N
         ("train_dpo", "--ds.lora.rank 8 --ds.zero_stage 3", "ZeRO-3"),
         ("train_rm", "--ds.zero_stage 3", "with train_rm is not modelled yet; ds.zero_stage 2"),
         ("train_rm", "--ds.packing_samples", "ds.packing_samples"),
+        ("train_rm", "--ds.adam_offload", "ds.adam_offload: True with train_rm is not modelled yet; without it, it is"),
         ("train_rm", "--ds.lora.rank 8 --ds.load_in_4bit --ds.adam_offload", "without the optimizer in host memory"),
         ("train_kto", "--ds.lora.rank 8", "train_kto"),
-        ("train_ppo_ray", "--train.colocate_all --vllm.enable_sleep --vllm.gpu_memory_utilization 0.5", "critic"),
-        ("train_ppo_ray", "--ds.lora.rank 8 --ds.adam_offload --algo.advantage.estimator rloo", "train_ppo_ray"),
+        ("train_ppo_ray", "--vllm.num_engines 8 --train.enable_ema", "enable_ema"),
+        ("train_ppo_ray", "--ds.lora.rank 8 --ds.adam_offload --algo.advantage.estimator rloo", "num_engines"),
     ],
 )
 def test_a_refusal_names_an_estimate_that_runs(program: str, words: str, said: str) -> None:

@@ -12,6 +12,7 @@ from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
+from vramplan.analytic.openrlhf_critic import Critic, critic_job, critic_of
 from vramplan.analytic.prepare import fused_kernels, prepare
 from vramplan.analytic.reward_model import check_vocabulary, reward_notes
 from vramplan.analytic.rollout_phases import Generated, rollout_size
@@ -23,6 +24,7 @@ from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
+from vramplan.inputs.load import load_other_model
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
@@ -107,6 +109,9 @@ class JobSteps:
         if job.reward_model is not None:
             self.notes = [*self.notes, *reward_notes(job, card)]
             check_vocabulary(self.setting, job, card)
+        self.critic: JobSteps | None = None
+        if job.openrlhf.critic is not None:
+            self.critic = JobSteps(load_other_model("critic", job.openrlhf.critic), critic_job(job), card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._known = KnownShapes() if known is None else known
@@ -247,11 +252,20 @@ class JobSteps:
         shape = None if varies else self._known.find(job, rest, at.record)
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
-            run = SimulatedRun(step, self._common.generated)
+            run = SimulatedRun(step, self._common.generated, self._critic(job))
             shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
             if not varies:
                 self._known.add(job, rest, shape)
         return shape
+
+    def _critic(self, job: Job) -> Critic | None:
+        """What OpenRLHF's critic takes beside the actor at a batch; None without one."""
+        if self.critic is None:
+            return None
+        batch = job.micro_batch_size, job.gradient_accumulation_steps
+        alone, own = self.critic.begin(*batch).complete(), self.critic.timelines(*batch, numbers=[0])[0]
+        reserved = alone.device_total_bytes - outside_bytes(self.critic.job, self.card)
+        return critic_of(own, reserved, offloads=job.offload != "none")
 
     @property
     def weights(self) -> Weights:
@@ -389,10 +403,11 @@ def depends_on_size(job: Job) -> bool:
     """Whether a step depends on the GPU, beyond the kernels that its model runs.
 
     ZeRO-1 and 2 flatten weights on the host if the GPU lacks memory, transformers 4 requests no more than is free
-    before it loads, vLLM takes a share of the GPU, and a reward model runs kernels of its own.
+    before it loads, vLLM takes a share of the GPU, and a reward model or a critic runs kernels of its own.
     """
     maps = job.is_mapped and job.experts == "linear"
-    return job.strategy in ("zero1", "zero2") or maps or is_colocated(job) or job.reward_model is not None
+    others = job.reward_model is not None or job.openrlhf.critic is not None
+    return job.strategy in ("zero1", "zero2") or maps or is_colocated(job) or others
 
 
 def count_notes(spec: ModelSpec, job: Job, counted: int) -> list[str]:

@@ -21,6 +21,7 @@ from vramplan.analytic.ppo_phases import simulate_rewards
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
+from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.tasks.reward import rewards_of
 from vramplan.analytic.train_step import new_modules
 from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
@@ -30,6 +31,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_other_model, names_setting
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.timeline import Storage
+from vramplan.units import ceil_div
 
 if TYPE_CHECKING:
     from vramplan.inputs.job_values import Attention
@@ -49,6 +51,8 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     """The job of the forward that scores `rows` texts."""
     possible = architecture_of(spec).architecture.attention
     attention = job.attention if job.attention in possible else cast("Attention", possible[0])
+    if job.runs_openrlhf:
+        return _openrlhf_job(job, rows, attention)
     return Job(
         task="ppo" if job.task == "ppo" else "reward",
         prompt_length=job.prompt_length if job.task == "ppo" else None,
@@ -62,6 +66,26 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
         attention=attention,
         mixer_kernels=job.mixer_kernels,
         optimizer="sgd",
+    )
+
+
+def _openrlhf_job(job: Job, rows: int, attention: Attention) -> Job:
+    """The same in OpenRLHF, in an engine of its own (0.11, trainer/ray/launcher.py: RewardModelActor)."""
+    return Job(
+        task="reward",
+        method="full",
+        dtype=job.dtype,
+        autocast="none",
+        sequence_length=job.sequence_length,
+        batches="padded" if job.batches == "padded" else "unpadded",
+        micro_batch_size=rows,
+        checkpointing="none",
+        attention=attention,
+        mixer_kernels=job.mixer_kernels,
+        optimizer=job.optimizer,
+        num_gpus=job.num_gpus,
+        strategy=job.strategy,
+        zero=job.zero.by_deepspeed(),
     )
 
 
@@ -106,7 +130,17 @@ def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
     step = Step(setting_of, plan, gpu, record=_simulate(setting_of, 1))
     own = [storage for one in step.placed for storage in one.storages()]
+    if job.shards_weights:
+        own = [replace(one, num_bytes=ceil_div(one.num_bytes, job.num_gpus), formula="own part") for one in own]
     return [replace(one, label=f"reward model's {one.label}") for one in (*own, *buffers_of(setting_of))]
+
+
+def reward_gathered_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of a sharded reward model's weights that are gathered at a time; 0 for one that is not sharded."""
+    if not job.shards_weights:
+        return 0
+    setting_of, plan, _ = lay_out_reward_model(job, gpu)
+    return gathered_bytes(Step(setting_of, plan, gpu, record=_simulate(setting_of, 1)))
 
 
 def reward_adapters(step: Step) -> list[Storage]:
@@ -133,7 +167,8 @@ def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
     job = setting_of.job
     if job.task == "ppo":
         return simulate_rewards(setting_of)
-    caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": True}))  # use_cache
+    caches = job.strategy == "ddp"  # use_cache, which OpenRLHF switches off
+    caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": caches}))
     net = new_modules(caching)
     tape = net.tape
     tape.training = False

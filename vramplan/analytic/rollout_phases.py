@@ -13,11 +13,11 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from vramplan.analytic import ppo_phases
+from vramplan.analytic import openrlhf_rollout, ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
-from vramplan.analytic.reward_model import scored
+from vramplan.analytic.reward_model import reward_gathered_bytes, scored
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
@@ -66,6 +66,15 @@ class RolloutPhase(NamedTuple):
             events=array("i", [number, *self.events, ~number]),
         )
 
+    def emptied(self) -> RolloutPhase:
+        """The phase with ``torch.cuda.empty_cache`` behind it."""
+        number, kind = len(self.kind_of), len(self.kinds)
+        return self._replace(
+            kinds=[*self.kinds, EMPTY_CACHE],
+            kind_of=self.kind_of + array("i", [kind]),
+            events=self.events + array("i", [number, ~number]),
+        )
+
 
 Generated = dict[tuple[str, int, str], RolloutPhase]
 """Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
@@ -80,6 +89,9 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         return [*_generation(step, generated), *_scored_by_ppo(step)]
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
+    if step.job.runs_openrlhf:  # each group of processes empties its cache behind its forwards, or before it trains
+        scored = (*_scoring(step), *_rewards(step, generated))
+        return [*_generation(step, generated), *(phase.emptied() for phase in scored)]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
     images = _images_before(step)
     return phases if images is None else [phase.beside(images) for phase in phases]
@@ -112,7 +124,7 @@ def is_scored(job: Job) -> bool:
     """
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
-    always = job.task == "rloo" or job.runs_verl or job.loss in OF_SWIFT
+    always = job.task == "rloo" or job.runs_own_actor or job.loss in OF_SWIFT
     return always or job.reference not in (None, "none") or corrected or not aligned
 
 
@@ -126,6 +138,8 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         yield generated[key]
     elif job.runs_verl:
         yield from _verl_generation(step)
+    elif job.runs_openrlhf:
+        yield from (RolloutPhase(*stretch) for stretch in openrlhf_rollout.stretches(step))
     elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
         yield VllmRollout(step)
 
@@ -268,16 +282,23 @@ def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
     job = step.job
     if job.reward_model is None:
         return
-    rows = job.micro_batch_size * steps_per_generation(job)
+    at_once = _scored(job)
+    rows = at_once.micro_batch_size * (1 if job.runs_openrlhf else steps_per_generation(job))
     key = "reward", rows, step.card.name
     if key not in generated:
-        generated[key] = RolloutPhase("reward", *scored(job, step.card, rows))
+        phase = RolloutPhase("reward", *scored(at_once, step.card, rows))
+        gathered = reward_gathered_bytes(job, step.card)
+        if gathered:
+            phase = phase.beside(Storage(gathered, "communication", "reward model's weights, gathered"))
+        generated[key] = phase
     yield generated[key]
 
 
 def _scored(job: Job) -> Job:
-    """The job with the batch that is scored at a time: verl has one of its own."""
-    tokens = job.verl.scored_tokens
+    """The job with the batch that is scored at a time: verl and OpenRLHF have one of their own."""
+    if job.openrlhf.scored_samples is not None:
+        return job.model_copy(update={"micro_batch_size": job.openrlhf.scored_samples})
+    tokens = job.verl.scored_tokens or job.openrlhf.scored_tokens
     if tokens is None:
         return job
     if job.batches == "packed":

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.autograd.tape import EMPTIES_CACHE
 from vramplan.analytic.layer_folding import Unfolded
+from vramplan.analytic.openrlhf_critic import Critic, critic_phases
 from vramplan.analytic.reward_model import reward_adapters, reward_weights
 from vramplan.analytic.rollout_phases import (
     Generated,
+    RolloutPhase,
     generates_each_micro_step,
     later_images,
     rollout_phases,
@@ -101,8 +103,8 @@ class StepKinds(Kinds):
 class SimulatedRun:
     """The timelines of a simulated step, one per GPU that needs other memory."""
 
-    def __init__(self, step: Step, generated: Generated | None = None) -> None:
-        self.step = step
+    def __init__(self, step: Step, generated: Generated | None = None, critic: Critic | None = None) -> None:
+        self.step, self.critic = step, critic
         self.generated: Generated = {} if generated is None else generated
         self._layouts: dict[int, Layout] = {}
 
@@ -177,6 +179,9 @@ class SimulatedRun:
         if is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
+        sleeps = self.step.job.openrlhf.sleeps
+        if self.critic is not None:
+            record.allocate_all(self.critic.held(sleeps))
         if (later := later_images(self.step)) is not None:
             record.allocate(later)
         record.enter("forward")
@@ -190,6 +195,10 @@ class SimulatedRun:
         end = last[0][0].first_event, last[0][1]
         offsets = []
         rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
+        beside = None
+        if self.critic is not None:
+            rollouts += [RolloutPhase(*phase).emptied() for phase in critic_phases(self.critic, sleeps)]
+            beside = None if sleeps else self.critic.trained(sleeps)
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
         recorded = MicroSteps(share, events, reference)
         for step in range(STEPS):
@@ -202,6 +211,7 @@ class SimulatedRun:
                         one.record(record, known)
                     share.hold(ALL_PARTS)
                 if number == 0:
+                    trains_beside = [] if beside is None else [record.allocate(beside)]
                     offset = record.splice(kind_of)
                     share.sent = Sent()
                 recorded.record(number, sections, offset)
@@ -214,6 +224,7 @@ class SimulatedRun:
                     one.drop_copies(record)
             share.drop_gradients(offset)
             record.extend(share.on_this_card(events[slice(*end)]), offset)  # the training loop's own part
+            record.free_all(trains_beside)
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:

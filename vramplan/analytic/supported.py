@@ -173,6 +173,11 @@ def _not_compared(job: Job) -> list[str]:
             "verl's actor was compared with runs of its own code on one GPU; how FSDP shares it, and what goes to vLLM,"
             " follow their sources"
         ]
+    if job.runs_openrlhf:
+        return [
+            "OpenRLHF's actor and critic were compared with runs of its own code on one GPU; how DeepSpeed shares them,"
+            " what goes to vLLM, and a reward model follow their sources"
+        ]
     if job.task in ROLLOUTS and job.num_gpus > 1:
         package = OF_FRAMEWORKS.get(job.loss, "TRL")
         return [f"{str(job.task).upper()} on several GPUs was not compared with runs of {package}"]

@@ -65,6 +65,9 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
+        if job.runs_openrlhf:  # the locals of its training_step, which has returned
+            loss = None
+            net.loop_locals.clear()
         if batch is None or job.loop == "plain":
             batch = make_batch(tape, setting, phase, job.micro_batch_size, job.gradient_accumulation_steps)
             if batch.waiting:

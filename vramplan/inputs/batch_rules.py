@@ -35,7 +35,7 @@ def batch_error(job: Job) -> str | None:
             f"{setting('micro_batch_size', job.micro_batch_size)}: TRL's KTO takes answers of other prompts of the"
             f" micro-batch: {setting('micro_batch_size', 2)} or more"
         )
-    if job.task not in ROLLOUTS or job.runs_verl:
+    if job.task not in ROLLOUTS or job.runs_own_actor:
         return None
     steps = job.steps_per_generation or job.gradient_accumulation_steps
     completions = job.micro_batch_size * steps * job.data_parallel  # TRL's generation_batch_size

@@ -36,6 +36,7 @@ from vramplan.inputs.job_values import (
     RolloutOffload,
     Task,
 )
+from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record, Replaced, field
 from vramplan.inputs.verl import Verl
 
@@ -349,7 +350,8 @@ class Job(Record):
     logits, which their gradients overwrite; cut: Apple's cut cross-entropy, as in axolotl's plugin; chunked: TRL's;
     log_probs: verl's, by FlashAttention's cross-entropy of half-precision logits, which their gradients overwrite
     (with `task` grpo: its actor, its scoring and its vLLM);
-    kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch.
+    kept_log_probs: OpenRLHF's, the same of fp32 logits, which live on until the next micro-batch (with `task` grpo:
+    its actor, its scoring and its vLLM, where they live until the optimizer step is over).
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
@@ -386,6 +388,8 @@ class Job(Record):
     """Settings of `strategy` fsdp."""
     verl: Verl = Verl()
     """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs)."""
+    openrlhf: OpenRlhf = OpenRlhf()
+    """Settings of OpenRLHF's reinforcement training (`task` grpo with `loss` kept_log_probs)."""
     expandable_segments: bool = False
     """Whether :data:`EXPANDABLE_SEGMENTS` is set."""
 
@@ -413,6 +417,16 @@ class Job(Record):
     def runs_verl(self) -> bool:
         """Whether verl's reinforcement training runs the job, not TRL's trainer."""
         return self.task == "grpo" and self.loss == "log_probs"
+
+    @property
+    def runs_openrlhf(self) -> bool:
+        """Whether OpenRLHF's reinforcement training runs the job."""
+        return self.task == "grpo" and self.loss == "kept_log_probs"
+
+    @property
+    def runs_own_actor(self) -> bool:
+        """Whether a framework's own reinforcement training runs the job, not TRL's trainer or one after it."""
+        return self.runs_verl or self.runs_openrlhf
 
     @property
     def loads_reference(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.verl import Verl
 
 Method = Literal["full", "lora", "dora"]
@@ -82,8 +83,8 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
-    "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd", "generated_by": "student",
-    "reward_model": None, "reward_dtype": None, "reward_adapters": False,
+    "openrlhf": OpenRlhf(), "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd",
+    "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048

@@ -89,7 +89,10 @@ def other_models(job: Mapping[str, Any]) -> list[ModelSpec]:
     Raises:
         VramplanError: if a name is unknown.
     """
-    return [load_other_model(field, job[field]) for field in OTHER_MODELS if isinstance(job.get(field), str)]
+    named = [(field, job[field]) for field in OTHER_MODELS if isinstance(job.get(field), str)]
+    own = job.get("openrlhf") or {}
+    critic = own.get("critic") if isinstance(own, Mapping) else own.critic
+    return [load_other_model(field, name) for field, name in (*named, *([("critic", critic)] if critic else []))]
 
 
 def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:

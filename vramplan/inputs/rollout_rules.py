@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS, Loss
+from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.task_rules import OF_SWIFT
 from vramplan.inputs.verl import Verl
@@ -15,8 +16,10 @@ ALONE = (
     "vllm_sync_parts", "rollout_offload", "entropy_graph",
 )  # fmt: skip
 """Settings that only GRPO and RLOO have."""
+NO_REWARDS: tuple[Loss, ...] = (*OF_SWIFT, "log_probs")
+"""Losses of trainers whose reward model is not modelled."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
-    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs"),
+    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs", "kept_log_probs"),
     "rloo": ("standard", "chunked"),
 }
 
@@ -54,12 +57,17 @@ def _default(name: str) -> object:
 ROLLOUT_RULES = (
     *map(_alone, ALONE),
     Rule(
-        lambda job: generates(job) and job.num_generations < 2 and not job.runs_verl,
+        lambda job: generates(job) and job.num_generations < 2 and not job.runs_own_actor,
         IMPOSSIBLE,
         "{num_generations} with {task}: TRL compares completions of a prompt and needs at least 2",
     ),
     Rule(
-        lambda job: generates(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
+        lambda job: (
+            generates(job)
+            and (
+                (job.prompt_length is None and not job.runs_openrlhf) or (job.prompt_length or 0) >= job.sequence_length
+            )
+        ),
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
         " {prompt_length=512}, for example",
@@ -123,7 +131,7 @@ ROLLOUT_RULES = (
             and job.generate_with == "vllm_sleep"
             and job.expandable_segments
             and job.vllm_sync_parts is None  # ms-swift switches them off while vLLM is awake (set_expandable_segments)
-            and not job.runs_verl  # vLLM has processes of its own there
+            and not job.runs_verl  # which switches them off while vLLM is awake
         ),
         IMPOSSIBLE,
         "{generate_with} with {expandable_segments}: vLLM's sleep mode does not run with expandable segments; use"
@@ -146,15 +154,13 @@ ROLLOUT_RULES = (
         "reward_dtype has no meaning without {reward_model}",
     ),
     Rule(
-        lambda job: (
-            job.reward_model is not None and (job.loss in (*OF_SWIFT, "log_probs") or job.rollout_offload != "none")
-        ),
+        lambda job: job.reward_model is not None and (job.loss in NO_REWARDS or job.rollout_offload != "none"),
         UNSUPPORTED,
         "{reward_model} with {loss} and {rollout_offload} is not modelled; use TRL's {loss=chunked} and"
         " {rollout_offload=none}, or leave it out for the policy alone",
     ),
     Rule(
-        lambda job: job.reward_model is not None and job.shards_weights,
+        lambda job: job.reward_model is not None and job.shards_weights and not job.runs_openrlhf,
         UNSUPPORTED,
         "{reward_model} under {strategy} is not modelled; use {strategy=zero2}, or leave it out for the policy alone",
     ),
@@ -173,7 +179,7 @@ ROLLOUT_RULES = (
         " {loss=chunked}",
     ),
     Rule(
-        lambda job: generates(job) and job.joins_samples and not job.runs_verl,
+        lambda job: generates(job) and job.joins_samples and not job.runs_own_actor,
         UNSUPPORTED,
         "{batches} with {task}: TRL pads completions; use {batches=padded}",
     ),
@@ -191,7 +197,7 @@ ROLLOUT_RULES = (
         "{vllm_max_length} is shorter than {sequence_length}: vLLM takes no longer text, a prompt with its completion",
     ),
     Rule(
-        lambda job: generates(job) and job.loop == "plain" and not job.runs_verl,
+        lambda job: generates(job) and job.loop == "plain" and not job.runs_own_actor,
         UNSUPPORTED,
         "{loop} with {task}: TRL's trainer is modelled; use {loop=trainer}",
     ),
@@ -228,9 +234,36 @@ ROLLOUT_RULES = (
         " {batches=unpadded} {quantize=none} {lora_dropout=0}",
     ),
     Rule(
-        lambda job: job.runs_verl and (job.steps_per_generation is not None or job.num_iterations != 1),
+        lambda job: job.runs_own_actor and (job.steps_per_generation is not None or job.num_iterations != 1),
         IMPOSSIBLE,
-        "steps_per_generation and num_iterations have no meaning with {loss}: verl generates once for all its updates",
+        "steps_per_generation and num_iterations have no meaning with {loss}: it generates once for all updates",
+    ),
+    Rule(
+        lambda job: job.openrlhf != OpenRlhf() and not job.runs_openrlhf,
+        IMPOSSIBLE,
+        "openrlhf has no meaning without {task=grpo} and {loss=kept_log_probs}",
+    ),
+    Rule(
+        lambda job: job.runs_openrlhf and not job.strategy.startswith("zero"),
+        UNSUPPORTED,
+        "{strategy} with {loss} is not modelled: OpenRLHF runs DeepSpeed; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.runs_openrlhf and (job.generate_with == "transformers" or job.quantize != "none"),
+        UNSUPPORTED,
+        "{generate_with} {quantize} with {loss} is not modelled: OpenRLHF generates by vLLM; use"
+        " {generate_with=vllm_sleep} {quantize=none}",
+    ),
+    Rule(
+        lambda job: job.runs_openrlhf and job.reference not in (None, "none", "model"),
+        UNSUPPORTED,
+        "{reference} with {loss} is not modelled: OpenRLHF's reference is a model of its own; use {reference=model}",
+    ),
+    Rule(
+        lambda job: job.openrlhf.trains == "critic" and (is_colocated(job) or job.reference not in (None, "none")),
+        UNSUPPORTED,
+        "{generate_with} {reference} beside a critic alone is not modelled; use {generate_with=vllm_server} without a"
+        " reference, or openrlhf: critic for the actor's GPUs",
     ),
     Rule(
         lambda job: job.verl != Verl() and not job.runs_verl,

@@ -51,6 +51,8 @@ def _texts_of(job: Job) -> list[Input]:
         return _swift_completions(job)
     if job.runs_verl:
         return _of_verl(job)
+    if job.runs_openrlhf:
+        return _of_openrlhf(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
         return [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")]
     if job.task == "gkd":
@@ -147,3 +149,12 @@ def _swift_completions(job: Job) -> list[Input]:
         Input("seq_lengths", ()),
         Input("truncated_mask", (), "bool"),
     ]
+
+
+def _of_openrlhf(job: Job) -> list[Input]:
+    """An experience, as it is sent to the GPU (OpenRLHF 0.11, trainer/ppo_utils/experience.py)."""
+    names = ("input_ids", "attention_mask", "action_mask")
+    numbers = ["action_log_probs", "returns", "advantages"]
+    numbers += ["base_action_log_probs"] * job.openrlhf.kl_loss + ["values"] * (job.openrlhf.trains == "critic")
+    whole = [Input(name, (job.sequence_length,)) for name in names]
+    return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]

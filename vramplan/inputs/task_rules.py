@@ -121,9 +121,9 @@ TASK_RULES = (
         "{loss} is of a loop that is not transformers' Trainer; use {loop=plain}",
     ),
     Rule(
-        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo", "reward"),
+        lambda job: job.loss == "kept_log_probs" and job.task not in (None, "dpo", "reward", "grpo"),
         IMPOSSIBLE,
-        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training, {task=dpo} and reward",
+        "{loss} has no meaning with {task}; it is of OpenRLHF's supervised training, {task=dpo}, reward and grpo",
     ),
     Rule(
         lambda job: (

@@ -180,7 +180,19 @@ def _describe_grpo(job: Job) -> str:
     package = OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
+    if job.runs_openrlhf:
+        return _describe_openrlhf(job, engine)
     return f"{str(job.task).upper()} as {package} runs it, {engine}{shared}"
+
+
+def _describe_openrlhf(job: Job, engine: str) -> str:
+    """The model that trains, those beside it, and where DeepSpeed's states are."""
+    own = job.openrlhf
+    if own.trains == "critic":
+        return "PPO's critic as OpenRLHF runs it"
+    critic = f", the critic (from {own.critic}) in a process of its own" if own.critic else ""
+    states = ", DeepSpeed's states in host memory but for training" if own.sleeps else ""
+    return f"{'PPO' if own.critic else 'GRPO'} as OpenRLHF runs it: the actor{critic}, {engine}{states}"
 
 
 def _describe_rewards(job: Job) -> str:

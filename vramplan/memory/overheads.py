@@ -96,6 +96,11 @@ def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
     terms = [Term("context", "CUDA context and kernels", size, formula=source, source="see calibration.py")]
     if nccl := nccl_bytes(job, gpu):
         terms.append(Term("context", "NCCL buffers", nccl, formula="not measured", source="see overheads.py"))
+    if job.openrlhf.processes:
+        others = job.openrlhf.processes * (size + nccl_bytes(job, gpu))
+        text = f"{job.openrlhf.processes}, each with CUDA's context and NCCL's buffers; not measured"
+        label = "other processes with a model"
+        terms.append(Term("context", label, others, formula=text, source="see overheads.py"))
     return terms
 
 

@@ -17,6 +17,7 @@ from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
 from vramplan.inputs.links import Links
 from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record
 from vramplan.inputs.verl import Verl
 from vramplan.memory.calibration import CONFIDENCE
@@ -156,7 +157,7 @@ def _gpu(data: dict[str, Any]) -> Gpu:
 
 
 def _job(data: dict[str, Any]) -> Job:
-    kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl}
+    kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl, "openrlhf": OpenRlhf}
     parts = {name: kind.model_construct(None, **data[name]) for name, kind in kinds.items()}
     return Job.model_construct(None, **{**_tuples(data), **parts})
 

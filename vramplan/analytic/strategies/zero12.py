@@ -7,13 +7,14 @@ different memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
+from vramplan.analytic.strategies.states_on_host import StatesOnHost
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Zero
@@ -88,6 +89,7 @@ class ZeroStage(Strategy):
         """How many of them were taken."""
         self.large: list[int] = []
         """Gradients too large for the bucket."""
+        self.states = StatesOnHost(record)
 
     def own_settings(self) -> Zero:
         """DeepSpeed's settings, with those that transformers fills in."""
@@ -132,6 +134,14 @@ class ZeroStage(Strategy):
         """Elements of each group that is not empty."""
         groups = groupby(self.trained.values(), key=lambda one: one.group)
         return [sum(one.count for one in group) for _, group in groups]
+
+    def hold(self, parts: Container[str]) -> None:
+        if not self.job.openrlhf.sleeps or self.job.offload != "none":
+            return
+        if "optimizer" in parts:
+            self.states.come_back()
+        else:
+            self.states.leave()
 
     def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
         self.phase = piece.phase

@@ -60,7 +60,7 @@ def forward_of(setting: StepSpec) -> Forward:
 
 def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
-    name = "verl" if job.runs_verl else LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
+    name = _actor_of(job) or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
     if name is None:
         return None
     found: ComputeLoss = _file("joined_texts" if job.joins_texts else name).compute_loss
@@ -69,8 +69,15 @@ def compute_loss_of(job: Job) -> ComputeLoss | None:
 
 def score_of(job: Job) -> Score:
     """What a task that generates completions computes of them without gradients."""
-    found: Score = _file("verl" if job.runs_verl else "grpo").score
+    found: Score = _file(_actor_of(job) or "grpo").score
     return found
+
+
+def _actor_of(job: Job) -> str | None:
+    """The file of a framework's own reinforcement training; None for TRL's trainers and those after them."""
+    if job.runs_openrlhf:
+        return f"openrlhf_{job.openrlhf.trains}"
+    return "verl" if job.runs_verl else None
 
 
 def _file(name: str) -> Any:

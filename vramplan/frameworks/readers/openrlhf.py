@@ -1,8 +1,9 @@
-"""OpenRLHF's ``train_sft``, ``train_dpo`` and ``train_rm`` (0.11.2, and 0.7 to 0.9, whose flags have no dots).
+"""OpenRLHF's trainings (0.11.2, and 0.7 to 0.9, whose flags have no dots): ``train_sft``, ``train_dpo``, ``train_rm``.
 
 Its loops run DeepSpeed's engine without accelerate: fp32 log-probabilities of whole logits, two groups of weights,
-DeepSpeed's own bucket sizes, and in DPO a second model (trainer/, models/actor.py, utils/deepspeed/). Its other
-trainings are refused with the nearest estimate (:mod:`vramplan.frameworks.readers.openrlhf_nearest`).
+DeepSpeed's own bucket sizes, and in DPO a second model (trainer/, models/actor.py, utils/deepspeed/). Its
+reinforcement training is read by :mod:`vramplan.frameworks.readers.openrlhf_actor`, and what is not modelled refused
+with the nearest estimate (:mod:`vramplan.frameworks.readers.openrlhf_nearest`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from vramplan.errors import UnsupportedError
 from vramplan.frameworks.framework import Framework, Program
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
+from vramplan.frameworks.readers import openrlhf_actor
+from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
 from vramplan.frameworks.readers.openrlhf_nearest import MICRO_BATCHES, TASKS, nearest
-from vramplan.frameworks.readers.trainer_arguments import DTYPES, num_launched_processes
+from vramplan.frameworks.readers.trainer_arguments import num_launched_processes
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import DEEPSPEED_SIZES
 from vramplan.inputs.job_values import FUSED_KERNELS
 
 PACKAGE, NEWEST, FIRST = "openrlhf", "0.11.2", "0.7"
@@ -55,11 +57,13 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         )
     version, origin = resolve_version(PACKAGE, framework_version, NEWEST)
     try:
-        if program not in LONGEST:
+        if program not in LONGEST and program != openrlhf_actor.PROGRAM:
             raise UnsupportedError(f"{where}: {program}: OpenRLHF's own step is not modelled for it yet")
         if not at_least(version, FIRST):
             raise UnsupportedError(f"{where}: OpenRLHF {version}: its loops differ before {FIRST}")
         refuse_unmodelled(config)
+        if program == openrlhf_actor.PROGRAM:
+            return openrlhf_actor.read(config, f"{version} ({origin})")
         job = _job(config, num_gpus, program)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error.text}; {nearest(config, num_gpus, program)}") from None
@@ -78,7 +82,7 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     micro_batch = config.integer("train.micro_batch_size", "micro_train_batch_size", default=usual)
     batch = config.integer("train.batch_size", "train_batch_size", default=128)
     stage = config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
-    dtype = _dtype(config)
+    dtype = read_dtype(config)
     job: dict[str, Any] = {
         "loop": "plain",
         "loss": "kept_log_probs",
@@ -90,9 +94,9 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
         "gradient_accumulation_steps": max(1, batch // (micro_batch * gpus)),
         "num_gpus": gpus,
         "strategy": f"zero{stage}",
-        "zero": _zero(config, stage),
+        "zero": read_zero(config, stage),
         "checkpointing": "none",
-        "attention": _attention(config),
+        "attention": read_attention(config),
         "batches": "padded",
     }
     if config.boolean("model.gradient_checkpointing_enable", "gradient_checkpointing", default=False):
@@ -107,6 +111,8 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     if config.boolean("ds.use_liger_kernel", "use_liger_kernel", default=False):
         job["fused_kernels"] = FUSED_KERNELS  # AutoLigerKernelForCausalLM, whose loss needs labels
     if program == "train_dpo":
+        for name in ("ref.offload", "ref_offload"):
+            config.require_off(name)
         _note_reference(config)
         if stage == 3 and config.integer("ds.lora.rank", "lora_rank", default=0, least=0):
             raise config.unsupported(
@@ -117,12 +123,16 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     if program == "train_rm":
         _check_reward(config, stage)
         job["task"] = "reward"
-    return job | _method(config, dtype, stage)
+    return job | read_method(config, dtype, stage)
 
 
 def _check_reward(config: ConfigReader, stage: int) -> None:
     """What of a reward model was not compared with a run of its trainer."""
-    for names in (("ds.packing_samples", "packing_samples"), ("ds.load_in_4bit", "load_in_4bit")):
+    for names in (
+        ("ds.packing_samples", "packing_samples"),
+        ("ds.load_in_4bit", "load_in_4bit"),
+        ("ds.adam_offload", "adam_offload"),
+    ):
         if config.boolean(*names, default=False):
             name = next(name for name in names if config.has(name))
             raise config.unsupported(name, "with train_rm is not modelled yet; without it, it is")
@@ -135,59 +145,12 @@ def _check_reward(config: ConfigReader, stage: int) -> None:
     config.read_keys |= {"value_head_prefix", "model.loss_type", "loss", "model.margin_loss_enable", "margin_loss"}
 
 
-def _method(config: ConfigReader, dtype: str, stage: int) -> dict[str, Any]:
-    """Full fine-tuning, or adapters; the engine casts those that it does not shard while loading."""
-    rank = config.integer("ds.lora.rank", "lora_rank", default=0, least=0)
-    four_bit = config.boolean("ds.load_in_4bit", "load_in_4bit", default=False)
-    if not rank:
-        return {"method": "full"} | ({"quantize": "nf4"} if four_bit else {})
-    fields: dict[str, Any] = {"method": "lora", "lora_rank": rank}
-    fields["lora_dtype"] = "fp32" if stage == 3 and not four_bit else dtype
-    fields["lora_dropout"] = config.number("ds.lora.dropout", "lora_dropout", default=0.0)
-    targets = config.strings("ds.lora.target_modules") or config.strings("target_modules")
-    if targets and targets != ("all-linear",):
-        fields["lora_targets"] = targets
-    return fields | ({"quantize": "nf4", "double_quant": True} if four_bit else {})
-
-
 def _note_reference(config: ConfigReader) -> None:
     """Note a reference that is another checkpoint."""
     name = config.string("ref.model_name_or_path", "ref_pretrain")
     if name not in (None, config.string("model.model_name_or_path", "pretrain")):
         key = "ref.model_name_or_path" if config.has("ref.model_name_or_path") else "ref_pretrain"
         config.note("doubt", key, "is estimated with the layers of the model that trains")
-
-
-def _dtype(config: ConfigReader) -> str:
-    name = config.lowercase("ds.param_dtype", "param_dtype", default="bf16")
-    if DTYPES.get(name) not in ("bf16", "fp16"):
-        raise config.invalid(("ds.param_dtype", "param_dtype"), "bf16 or fp16")
-    if not config.has("ds.param_dtype", "param_dtype", "bf16") and config.has("pretrain"):
-        config.note("default", "param_dtype", "not set: bf16, as from 0.9.2 on; before, --bf16 said so")
-    config.read_keys.add("bf16")
-    return DTYPES[name]
-
-
-def _attention(config: ConfigReader) -> str:
-    """flash_attention_2 unless another is named; up to 0.8.9 eager without --flash_attn."""
-    name = config.lowercase("ds.attn_implementation", "attn_implementation", default="")
-    if config.boolean("flash_attn", default=False) or "flash" in name:
-        return "flash"
-    if name:
-        if name not in ("eager", "sdpa"):
-            raise config.unsupported(
-                "ds.attn_implementation" if config.has("ds.attn_implementation") else "attn_implementation"
-            )
-        return name
-    if config.has("pretrain"):
-        config.note("default", "attn_implementation", "not set: flash_attention_2, as from 0.8.10 on; before, eager")
-    return "flash"
-
-
-def _zero(config: ConfigReader, stage: int) -> dict[str, Any]:
-    """DeepSpeed's own sizes: nobody fills in "auto" (utils/deepspeed/deepspeed_utils.py: get_train_ds_config)."""
-    overlaps = config.boolean("ds.overlap_comm", "overlap_comm", default=False) or stage == 3
-    return {**DEEPSPEED_SIZES, "overlap_comm": overlaps}
 
 
 FRAMEWORK = Framework(

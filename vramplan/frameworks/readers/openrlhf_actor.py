@@ -1,0 +1,348 @@
+"""OpenRLHF's reinforcement training, ``train_ppo_ray``: the GPUs of its actor (0.11.2, and 0.7 to 0.9 without dots).
+
+Each model is a group of Ray's processes, each with a GPU of its own unless models are colocated (cli/train_ppo_ray.py,
+trainer/ray/launcher.py). What is planned are the actor's GPUs, with the models that share them; other groups are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings
+from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job_values import FUSED_KERNELS
+from vramplan.inputs.load import names_setting
+from vramplan.inputs.model_names import named_model
+from vramplan.units import ceil_div
+
+PROGRAM = "train_ppo_ray"
+ESTIMATOR = ("algo.advantage.estimator", "advantage_estimator")
+MICRO_BATCH, BATCH = ("train.micro_batch_size", "micro_train_batch_size"), ("train.batch_size", "train_batch_size")
+SCORED = ("rollout.micro_batch_size", "micro_rollout_batch_size")
+BUDGET = ("train.max_tokens_per_gpu", "train_max_tokens_per_gpu")
+SCORED_TOKENS = ("rollout.max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
+COLOCATES = ("train.colocate_all", "colocate_all_models")
+WITH_REFERENCE = ("train.colocate_actor_ref", "colocate_actor_ref")
+WITH_REWARD = ("train.colocate_critic_reward", "colocate_critic_reward")
+ENGINES, SHARE = (
+    ("vllm.num_engines", "vllm_num_engines"),
+    ("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+)
+TENSOR_PARALLEL = ("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")
+SLEEPS = ("ds.enable_sleep", "deepspeed_enable_sleep")
+CHECKPOINTS = ("actor.gradient_checkpointing_enable", "gradient_checkpointing")
+NOT_MODELLED = (
+    "train.enable_ema", "enable_ema", "data.max_images_per_prompt", "ds.load_in_4bit", "load_in_4bit", "pretrain_data",
+    "actor.aux_loss_coef", "aux_loss_coef",
+)  # fmt: skip
+"""Settings that change memory, and are not modelled unless they are off."""
+NAMES = {
+    "gae": "PPO", "reinforce": "REINFORCE++", "reinforce_baseline": "REINFORCE++-baseline", "rloo": "RLOO",
+    "group_norm": "GRPO", "dr_grpo": "Dr. GRPO",
+}  # fmt: skip
+"""Estimators of advantages, and what training with them is called."""
+
+
+class Group(NamedTuple):
+    """A model, or vLLM, and where it is."""
+
+    name: str
+    key: str
+    """The setting that says how many GPUs it has."""
+    gpus: int
+    is_shared: bool
+    """Whether it is on the actor's GPUs."""
+
+
+def read(config: ConfigReader, version: str) -> ParsedConfig:
+    """The job of the actor's GPUs.
+
+    Raises:
+        UnsupportedError: for what is not modelled.
+        ConfigError: for settings with which OpenRLHF stops.
+    """
+    for name in NOT_MODELLED:
+        config.require_off(name)
+    _check_entropy(config)
+    groups = list(_groups(config))
+    gpus = _gpus(config, "actor")
+    dtype, stage = read_dtype(config), config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
+    batch, attention = _batch(config, gpus), read_attention(config)
+    job: dict[str, Any] = {
+        "task": "grpo",
+        "loss": "kept_log_probs",
+        "loop": "plain",
+        "dtype": dtype,
+        "autocast": "none",
+        "optimizer": "adamw_torch_fused",  # DeepSpeed's FusedAdam has the same states
+        "num_generations": config.integer("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1),
+        "num_gpus": gpus,
+        "strategy": f"zero{stage}",
+        "zero": read_zero(config, stage),
+        "checkpointing": "none",
+        "attention": attention if batch["batches"] == "padded" else "flash",
+        **read_method(config, dtype, stage),
+        **batch,
+        **_vllm(config, groups, _longest(config)),
+        **allocator_settings(config, expandable=False),
+    }
+    if config.boolean(*CHECKPOINTS, default=False):
+        job["checkpointing"] = "full"
+        job["reentrant"] = config.boolean(
+            "actor.gradient_checkpointing_reentrant", "gradient_checkpointing_use_reentrant", default=False
+        )
+    if config.boolean("ds.adam_offload", "adam_offload", default=False):
+        job["offload"] = "optimizer"
+    if config.boolean("ds.use_liger_kernel", "use_liger_kernel", default=False):
+        job["fused_kernels"] = FUSED_KERNELS
+    shared = [group.name for group in groups if group.is_shared and group.name != "vLLM"]
+    if "the reference" in shared and not _offloads_reference(config, stage):
+        job["reference"] = "model"
+    job["openrlhf"] = _openrlhf(config, batch, len(shared))
+    if "the critic" in shared:
+        job["openrlhf"]["critic"] = _named(config, "critic", _critic(config))
+    if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
+        job["reward_model"] = _reward_model(config)
+    _note(config, job, groups)
+    return ParsedConfig(
+        "openrlhf",
+        version,
+        config.string("actor.model_name_or_path", "pretrain") or "",
+        job,
+        _names(config, batch),
+        config.notes,
+        task=f"{NAMES[_estimator(config)]}, the actor's GPUs",
+        rows="packed" if batch["batches"] == "packed" else "samples",
+    )
+
+
+def _estimator(config: ConfigReader) -> str:
+    """The estimator of advantages, which decides whether there is a critic.
+
+    Raises:
+        ConfigError: for one that OpenRLHF does not have.
+    """
+    name = config.lowercase(*ESTIMATOR, default="gae")
+    if name not in NAMES:
+        raise config.invalid(ESTIMATOR, ", ".join(NAMES))
+    return name
+
+
+def _has_dots(config: ConfigReader) -> bool:
+    """Whether flags have dots, as from 0.10 on."""
+    return any("." in name for name in config.source.settings)
+
+
+def _gpus(config: ConfigReader, model: str) -> int:
+    """GPUs of a model's group."""
+    each = config.integer(f"{model}.num_gpus_per_node", f"{model}_num_gpus_per_node", default=8, least=0)
+    return each * config.integer(f"{model}.num_nodes", f"{model}_num_nodes", default=1, least=0)
+
+
+def _groups(config: ConfigReader) -> Iterator[Group]:
+    """The models beside the actor, and vLLM."""
+    shares = config.boolean(*COLOCATES, default=False)
+    with_reference = config.boolean(*WITH_REFERENCE, default=False) or shares
+    if config.number("algo.kl.init_coef", "init_kl_coef", default=0.01) > 0:
+        gpus = _gpus(config, "ref")
+        if with_reference and gpus != _gpus(config, "actor"):
+            raise ConfigError(
+                f"{config.source.where}: {gpus} GPUs of the reference and {_gpus(config, 'actor')} of the actor:"
+                " OpenRLHF stops at that when they are colocated"
+            )
+        yield Group("the reference", "ref.num_gpus_per_node", gpus, with_reference)
+    has_critic = _estimator(config) == "gae"
+    if has_critic:
+        yield Group("the critic", "critic.num_gpus_per_node", _gpus(config, "critic"), shares)
+    remote = config.string("reward.remote_url", "remote_rm_url") or config.string(
+        "train.agent_func_path", "agent_func_path"
+    )
+    if not remote:
+        on_critics = has_critic and config.boolean(*WITH_REWARD, default=False)
+        name = "the reward model, beside the critic," if on_critics and not shares else "the reward model"
+        yield Group(name, "reward.num_gpus_per_node", _gpus(config, "reward"), shares)
+    engines = config.integer(*ENGINES, default=0, least=0)
+    if not engines:
+        raise UnsupportedError(
+            f"{config.source.where}: {ENGINES[0]} is not set: completions by transformers are not modelled in"
+            " OpenRLHF's trainer (0.11 has vLLM alone)"
+        )
+    is_async = config.boolean("train.async_enable", "async_train", default=False)
+    parallel = config.integer(*TENSOR_PARALLEL, default=1)
+    beside = shares and not is_async
+    if beside and engines * parallel != _gpus(config, "actor"):
+        raise ConfigError(
+            f"{config.source.where}: {engines} x {parallel} GPUs of vLLM and {_gpus(config, 'actor')} of the actor:"
+            " OpenRLHF stops at that when all models are colocated"
+        )
+    yield Group("vLLM", ENGINES[0], engines * parallel, beside)
+
+
+def _vllm(config: ConfigReader, groups: list[Group], longest: int) -> dict[str, Any]:
+    """The engine on the actor's GPUs, or on others."""
+    sleeps = config.boolean("vllm.enable_sleep", "vllm_enable_sleep", default=False)
+    share, parallel = config.number(*SHARE, default=0.95), config.integer(*TENSOR_PARALLEL, default=1)
+    if not groups[-1].is_shared:
+        return {"generate_with": "vllm_server"}
+    return {
+        "generate_with": "vllm_sleep" if sleeps else "vllm",
+        "vllm_share": share,
+        "vllm_tensor_parallel": parallel,
+        "vllm_max_length": longest,
+    }
+
+
+def _longest(config: ConfigReader) -> int:
+    """Tokens of a prompt with its response; up to 0.8 each of them has a limit."""
+    own = config.integer("data.max_len", "max_len", default=2048)
+    if not config.has("prompt_max_len", "generate_max_len"):
+        if not config.has("data.max_len", "max_len"):
+            config.note("default", "data.max_len", "not set: 2048")
+        return own
+    both = config.integer("prompt_max_len", default=1024) + config.integer("generate_max_len", default=1024)
+    return min(own, both) if config.has("max_len") else both
+
+
+def _batch(config: ConfigReader, gpus: int) -> dict[str, Any]:
+    """The micro-batches of an update, whose samples are all as long as they may be."""
+    longest, has_dots = _longest(config), _has_dots(config)
+    packs = config.boolean("ds.packing_samples", "packing_samples", default=False)
+    samples = max(1, config.integer(*BATCH, default=128) // gpus)
+    micro = config.integer(*MICRO_BATCH, default=1 if has_dots else 4)
+    if config.boolean("train.dynamic_batch_enable", "use_dynamic_batch", default=False):
+        config.read_keys |= {*MICRO_BATCH, *SCORED}
+        budget, total = config.integer(*BUDGET, default=16192), samples * longest
+        if longest < budget < total:
+            fullest = min(total, budget + longest)
+            config.note(
+                "doubt",
+                _given(config, BUDGET),
+                "decides how many micro-batches there are; OpenRLHF divides samples evenly among them, so that one may"
+                f" hold up to {fullest:,} tokens; --set {_given(config, BUDGET)}={fullest} says whether they fit",
+            )
+        tokens = min(max(budget, longest), total)
+        return {
+            "batches": "packed",
+            "sequence_length": tokens,
+            "micro_batch_size": 1,
+            "gradient_accumulation_steps": ceil_div(total, tokens),
+        }
+    return {
+        "batches": "unpadded" if packs else "padded",
+        "sequence_length": longest,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": max(1, samples // micro),
+    }
+
+
+def _openrlhf(config: ConfigReader, batch: dict[str, Any], processes: int) -> dict[str, Any]:
+    """What OpenRLHF alone has: temperature, the KL term, scoring, host memory, and other processes."""
+    found: dict[str, Any] = {
+        "divides_logits": config.number("rollout.temperature", "temperature", default=1.0) != 1,
+        "kl_loss": config.boolean("algo.kl.use_loss", "use_kl_loss", default=False),
+        "sleeps": config.boolean(*SLEEPS, default=False),
+        "processes": processes,
+    }
+    if batch["batches"] == "packed":
+        budget = config.integer(*BUDGET, default=16192)
+        found["scored_tokens"] = max(config.integer(*SCORED_TOKENS, default=budget), _longest(config))
+    else:
+        found["scored_samples"] = config.integer(*SCORED, default=1 if _has_dots(config) else 8)
+    return found
+
+
+def _reward_model(config: ConfigReader) -> str:
+    """The reward model.
+
+    Raises:
+        ConfigError: if there is none, or several, of which OpenRLHF takes one.
+    """
+    name = config.string("reward.model_name_or_path", "reward_pretrain")
+    if name is None:
+        raise ConfigError(
+            f"{config.source.where}: neither reward.model_name_or_path nor reward.remote_url is set: OpenRLHF has no"
+            " rewards then"
+        )
+    return name
+
+
+def _named(config: ConfigReader, field: str, name: str) -> str:
+    """The name by which another model is known here."""
+    with names_setting(field, name):
+        spec, note = named_model(name)
+    if note:
+        config.note("warning", field, note)
+    return spec.name
+
+
+def _critic(config: ConfigReader) -> str:
+    """The model that the critic begins with: its own, the reward model's, or the actor's (cli/train_ppo_ray.py)."""
+    own = config.string("critic.model_name_or_path", "critic_pretrain")
+    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
+    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
+    actor = config.string("actor.model_name_or_path", "pretrain")
+    return own or (reward or "").partition(",")[0] or actor or ""
+
+
+def _offloads_reference(config: ConfigReader, stage: int) -> bool:
+    """Whether the reference's weights wait on the host, which DeepSpeed does at stage 3 alone."""
+    return _offloads(config, "ref.offload") and stage == 3
+
+
+def _offloads(config: ConfigReader, key: str) -> bool:
+    """Whether a model's engine is told to keep weights on the host."""
+    return config.boolean(key, "ref_reward_offload", default=False)
+
+
+def _check_entropy(config: ConfigReader) -> None:
+    """Entropies for logs, with a coefficient of 0, hold no logits of their own; with another one they do."""
+    for name in ("actor.entropy_coef", "entropy_loss_coef"):
+        config.require_off(name, why="is not modelled yet: the entropies' gradient is another one of all logits")
+
+
+def _note(config: ConfigReader, job: dict[str, Any], groups: list[Group]) -> None:
+    """Name the groups that are not planned, and what stops."""
+    for group in groups:
+        if not group.is_shared and group.gpus:
+            key = group.key if config.has(group.key) else group.key.replace(".", "_")
+            text = f"whether {group.name} fits on its {group.gpus} GPUs, which are not planned; the actor's are"
+            config.note("doubt", key, text)
+    if job["method"] == "lora":
+        config.note(
+            "warning",
+            "ds.lora.rank" if config.has("ds.lora.rank") else "lora_rank",
+            "OpenRLHF stops as it sends adapters to vLLM, which does not know their names (OpenRLHF#1349)",
+        )
+    if job["openrlhf"]["sleeps"] and job["strategy"] != "zero3" and "offload" not in job:
+        key = _given(config, SLEEPS)
+        config.note("warning", key, "below ZeRO-3 needs DeepSpeed 0.17.6 or later; OpenRLHF stops with an older one")
+    for names, default in ((BATCH, "128"), (SHARE, "0.95")):
+        if not config.has(*names) and (names != SHARE or "vllm_share" in job):
+            config.note("default", names[0], f"not set: {default}")
+
+
+def _given(config: ConfigReader, names: tuple[str, str]) -> str:
+    """The name that a setting has in this configuration."""
+    return names[1] if config.has(names[1]) else names[0]
+
+
+def _names(config: ConfigReader, batch: dict[str, Any]) -> dict[str, KeyNames]:
+    """The keys of what may be changed."""
+    new = _has_dots(config)
+    at = 0 if new else 1
+    stage = ("ds.zero_stage", "zero_stage")[at]
+    names: dict[str, KeyNames] = {
+        "strategy": {"zero3": f"{stage} 3"},
+        "lora_rank": ("ds.lora.rank", "lora_rank")[at],
+        "vllm_share": SHARE[at],
+        "vllm_tensor_parallel": TENSOR_PARALLEL[at],
+    }
+    if batch["batches"] == "packed":
+        return names | {"sequence_length": BUDGET[at]}
+    names["micro_batch_size"] = MICRO_BATCH[at]
+    if new or config.has("max_len"):
+        names["sequence_length"] = ("data.max_len", "max_len")[at]
+    return names
