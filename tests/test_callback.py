@@ -151,9 +151,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(ConfigError, match="give sequence_length"):
         vramplan.preflight(args, LlamaForCausalLM(SMALL), "h100")
-    noisy = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, neftune_noise_alpha=5)
-    with pytest.raises(UnsupportedError, match="neftune_noise_alpha"):
-        vramplan.preflight(noisy, LlamaForCausalLM(SMALL), "h100", sequence_length=16)
+    smooth = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, label_smoothing_factor=0.1)
+    with pytest.raises(UnsupportedError, match="label_smoothing_factor"):
+        vramplan.preflight(smooth, LlamaForCausalLM(SMALL), "h100", sequence_length=16)
 
 
 @pytest.mark.filterwarnings("ignore")

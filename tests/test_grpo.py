@@ -153,7 +153,7 @@ def test_pairs_have_whole_groups() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"num_generations": 3}, "does not divide the 8 completions of a generation"),
+        ({"num_generations": 3}, "as TRL requires; gradient_accumulation_steps=3, num_generations=N with a divisor"),
         ({"num_generations": 1}, "needs at least 2"),
         ({"prompt_length": 512}, "less than"),
         ({"prompt_length": 0}, "at least one token"),

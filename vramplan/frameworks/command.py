@@ -75,7 +75,7 @@ def from_command(
     if name is not None and program is not None and framework is None and _has_other_flags(words, name):
         with suppress(VramplanError):  # the script that is here says more than its name, which several projects have
             _, flags = DEFAULT.split(words[1:])
-            if _read_program(words[0], folder, flags, gpu, variables, files or {}) is not None:
+            if _read_program(words, folder, flags, gpu, variables, files or {}) is not None:
                 name, rest = None, words
     is_script = name is None and framework is None
     if is_script and not launcher and not (words and words[0].endswith(".py")):
@@ -88,7 +88,7 @@ def from_command(
     if record.overrides == "hydra":
         spelling = "pairs"
     if is_script:
-        script = _read_program(words[0], folder, settings, gpu, variables, files or {})
+        script = _read_program(words, folder, settings, gpu, variables, files or {})
         if script is not None:
             (name, settings), spelling = script, "python"
         elif not _trains(words[0], settings):
@@ -137,7 +137,7 @@ def _has_other_flags(words: Sequence[str], name: str) -> bool:
 
 
 def _read_program(
-    program: str,
+    words: Sequence[str],
     folder: Path,
     flags: Mapping[str, ConfigValue],
     gpu: Gpu | None,
@@ -145,11 +145,13 @@ def _read_program(
     files: Mapping[str, str | None],
 ) -> tuple[str, dict[str, ConfigValue]] | None:
     """(framework, settings) of the Python file that a command runs; None if it is missing or trains nothing."""
+    program, arguments = words[0], words[1:]
     text, path = _written_text(program, files), beside(program, folder)
     if text is None and path is None:
         return None
     where = program if path is None or text is not None else str(path)
-    script = read_script(read_text(Path(where)) if text is None else text, where, flags, gpu, environment)
+    text = read_text(Path(where)) if text is None else text
+    script = read_script(text, where, flags, gpu, environment, arguments)
     return python_script.settings_of(script) if python_script.is_training(script) else None
 
 

@@ -22,8 +22,17 @@ LAUNCHERS = {
 }
 WRAPPERS = (
     "srun", "uv", "uvx", "poetry", "sudo", "docker", "conda", "mpirun", "mpiexec", "pipenv", "hatch", "xvfb-run",
-    "podman", "singularity", "apptainer", "mamba", "micromamba", "pixi", "pdm", "rye",
+    "podman", "singularity", "apptainer", "mamba", "micromamba", "pixi", "pdm", "rye", "ray", "kubectl", "hf",
 )  # fmt: skip
+BEHIND_DASHES = ("ray", "kubectl")
+"""Wrappers whose command stands behind ``--``: what is before it are settings of their own."""
+SUBMITS = "mason.py"
+"""open-instruct's program that submits what stands behind ``--``."""
+UV_VALUED = (
+    "--with", "--with-requirements", "--with-editable", "--extra", "--no-extra", "--group", "--only-group",
+    "--no-group", "--package", "--project", "--directory", "--from", "--python", "-p", "--image",
+)  # fmt: skip
+"""Flags of ``uv run`` (0.9), ``uvx`` and ``hf jobs`` whose value, the next word, may look like a command."""
 MPI = ("mpirun", "mpiexec")
 PYTHON = re.compile(r"python[\d.]*")
 MODULES: dict[str, str] = {
@@ -81,6 +90,8 @@ def launch(
         UnsupportedError: for a launcher's engine that is not modelled.
     """
     program, tasks = _without_wrapper(words, environment, starts)
+    if Path(next(iter(program[1:2]), "")).name == SUBMITS and "--" in program:
+        return launch(_behind_dashes(program), folder, environment, starts, notes)
     settings, variables = dict[str, ConfigValue](), dict(tasks.environment)
     launcher = _launcher(program[0]) if program else ""
     by_launcher = False
@@ -181,19 +192,41 @@ def _without_wrapper(
     """The command that srun, uv run and the like start, and the processes that srun starts of it."""
     if not words or Path(words[0]).name not in WRAPPERS:
         return words, slurm.Tasks({}, {})
-    known = set(starts)
-    numbers = (
-        number
-        for number, word in enumerate(words)
-        if number and (Path(word).name in known or _launcher(word) or word.endswith(".py"))
+    wrapper, known = Path(words[0]).name, set(starts)
+    if wrapper in BEHIND_DASHES:
+        return _without_wrapper(_behind_dashes(words), environment, starts)
+    if wrapper == "hf" and words[1:2] != ["jobs"]:
+        return words, slurm.Tasks({}, {})
+    first = next(
+        (
+            number
+            for number, word in enumerate(words)
+            if number
+            and not (wrapper in ("uv", "uvx", "hf") and words[number - 1] in UV_VALUED)
+            and (Path(word).name in known or _launcher(word) or word.endswith(".py") or _is_module(words, number))
+        ),
+        0,
     )
-    first = next(numbers, 0)
-    wrapper = Path(words[0]).name if first > 0 else ""
+    wrapper = wrapper if first > 0 else ""
+    if wrapper and _is_module(words, first):
+        return ["python", *words[first:]], slurm.Tasks({}, {})
     if wrapper == "srun":
         return words[first:], slurm.tasks(words[1:first], environment)
     count = re.search(r" (?:-n|-np|--np) (\d+) ", f" {' '.join(words[1:first])} ") if wrapper in MPI else None
     ranks = {} if count is None else {"nproc_per_node": ConfigValue(int(count[1]), wrapper)}
     return words[first:], slurm.Tasks(ranks, {})
+
+
+def _behind_dashes(words: list[str]) -> list[str]:
+    """What stands behind the first ``--``, and behind the last ``&&`` of it; nothing without one."""
+    behind = words[words.index("--") + 1 :] if "--" in words else []
+    last = max((number for number, word in enumerate(behind) if word == "&&"), default=-1)
+    return behind[last + 1 :]
+
+
+def _is_module(words: list[str], number: int) -> bool:
+    """Whether ``uv run -m MODULE`` stands there."""
+    return Path(words[0]).name == "uv" and words[number] in ("-m", "--module") and number + 1 < len(words)
 
 
 def _launcher(word: str) -> str:

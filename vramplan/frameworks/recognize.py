@@ -47,6 +47,13 @@ OTHER_TASKS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Kinds of training -> keys that supervised fine-tuning does not take; the first kind with a key that is set counts."""
+TRL_TASKS = {
+    "reinforcement training": "grpo",
+    "reward training": "reward",
+    "distillation": "gkd",
+    "preference training": "dpo",
+}
+"""Kinds of training -> the task of the TRL trainer that the most scripts use for it."""
 TASK_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("dpo", "orpo", "kto", "simpo", "cpo", "ipo", "bco", "rlhf", "preference"), "preference training"),
     **dict.fromkeys(("grpo", "ppo", "rloo", "gspo", "dapo", "reinforce"), "reinforcement training"),
@@ -152,7 +159,11 @@ def refuse_other_tasks(settings: Mapping[str, ConfigValue], where: str, read: Co
             first, value = next(iter(values.items()))
             place = where if value.place.lstrip("-").replace("-", "_") == first else value.place
             names = ", ".join(values)
-            raise UnsupportedError(f"{place}: {names}: settings of {task}, which is not read yet; {READ}")
+            trainer = f"{setting('framework', 'trl')} {setting('task', TRL_TASKS[task])}"
+            raise UnsupportedError(
+                f"{place}: {names}: settings of {task}, which is not read here; if TRL's trainer takes them, give"
+                f" {trainer}; `vramplan estimate --task {TRL_TASKS[task]}` takes settings"
+            )
 
 
 def refuse_unread_program(words: Sequence[str], where: str) -> None:

@@ -31,7 +31,7 @@ Kind = Literal["doubt", "unknown", "warning", "default", "ignored"]
 MOST_HINTS = 50
 """Unknown keys for which the nearest known one is looked for; a search takes milliseconds."""
 SUSPICIOUS = re.compile(
-    r"lora|(?:^|_)bits?(?:$|_)|quant|peft|(?:^|_)beta$|reward|rlhf|vision|freeze|frozen|trainable|spectrum"
+    r"lora|(?:^|_)bits?(?:$|_)|quant|peft|(?:^|_)beta$|reward|rlhf|(?<!re)vision|freeze|frozen|trainable|spectrum"
     r"|4bit|8bit|adapter"
 )
 """In a key that a framework does not know: it may change what trains, so nothing is said without knowing it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
@@ -44,8 +46,19 @@ def batch_error(job: Job) -> str | None:
     return (
         f"{setting('num_generations', job.num_generations)} does not divide the {completions} completions of a"
         f" generation (micro-batch {job.micro_batch_size} x {steps} steps x {job.data_parallel} GPUs), as"
-        f" {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires"
+        f" {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires; {_divisible(job)}"
     )
+
+
+def _divisible(job: Job) -> str:
+    """What makes the completions of a generation a multiple of those of a prompt."""
+    rows = job.micro_batch_size * job.data_parallel
+    factor = job.num_generations // math.gcd(rows, job.num_generations)
+    key, steps = "gradient_accumulation_steps", job.gradient_accumulation_steps
+    if job.steps_per_generation:
+        key, steps = "steps_per_generation", job.steps_per_generation
+    more = f"{setting(key, math.ceil(steps / factor) * factor)}"
+    return f"{more}, {setting('num_generations', 'N')} with a divisor, or more GPUs ({setting('num_gpus')})"
 
 
 def _mixed_prompts(job: Job) -> str | None:

@@ -14,7 +14,9 @@ from vramplan.frameworks.readers import trl
 from vramplan.frameworks.settings import ConfigReader
 
 PACKAGE, TRL = "open-r1", "0.18.0"
-MARKS = frozenset({"benchmarks", "wandb_run_group", "hub_model_revision", "overwrite_hub_revision"})
+MARKS = frozenset(
+    {"benchmarks", "wandb_run_group", "hub_model_revision", "overwrite_hub_revision", "push_to_hub_revision"}
+)
 """Fields that it adds to TRL's SFTConfig (configs.py)."""
 
 

@@ -43,6 +43,7 @@ HARMLESS = frozenset(
         "save_pretrained",
         "push_to_hub",
         "generate",
+        "fast_generate",
         "state_dict",
         "enable_input_require_grads",
         "get_nb_trainable_parameters",

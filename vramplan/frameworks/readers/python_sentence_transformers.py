@@ -74,6 +74,10 @@ OF_PAIRS = ("BinaryCrossEntropyLoss", "MSELoss", "CrossEntropyLoss")
 """The losses of them that are a CrossEncoder's."""
 LISTWISE = ("LambdaLoss", "ListNetLoss", "ListMLELoss", "PListMLELoss", "RankNetLoss", "ADRMSELoss")
 """Its losses of all documents of a query."""
+METRICS: Mapping[str, str] = {
+    "TripletLoss": "EUCLIDEAN", "ContrastiveLoss": "COSINE_DISTANCE", "OnlineContrastiveLoss": "COSINE_DISTANCE",
+}  # fmt: skip
+"""The distance that a loss takes by default (sentence-transformers 6.2, losses/triplet.py, contrastive.py)."""
 COSINE = ("cos_sim", "pairwise_cos_sim")
 """Similarities that the losses take by default."""
 LABELS = ("label", "labels", "score", "scores")
@@ -286,6 +290,9 @@ def _loss_arguments(call: Call, of_pairs: bool) -> Settings:
     if similarity is not None and named not in COSINE:
         raise UnsupportedError(f"{similarity.place}: {call.last}(similarity_fct=...): modelled is cos_sim")
     arguments.pop("model", None)
+    metric = arguments.get("distance_metric")
+    if metric is not None and metric.value == METRICS.get(call.last):
+        arguments.pop("distance_metric")
     return {"loss_class": ConfigValue(call.last, call.place)} | _translated(arguments, known, call.last)
 
 

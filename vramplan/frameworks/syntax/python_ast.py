@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.settings import ConfigValue
@@ -41,8 +41,11 @@ def read_script(
     flags: Mapping[str, ConfigValue] | None = None,
     gpu: Gpu | None = None,
     environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> Script:
     """The calls and objects of a script; `flags` are its command's, None if the script is read alone.
+
+    `arguments` are all words behind the script in that command.
 
     `gpu` answers what it asks of its GPU; without one, bf16 is supported. `environment` has the variables that are set.
 
@@ -62,7 +65,7 @@ def read_script(
     limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(max(limit, DEEPEST))
-        return Follower(text, where, flags, gpu, environment).read(tree)
+        return Follower(text, where, flags, gpu, environment, arguments).read(tree)
     except (RecursionError, MemoryError) as error:
         raise ConfigError(f"{where}: nested too deeply") from error
     finally:

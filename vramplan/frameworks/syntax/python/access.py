@@ -20,13 +20,14 @@ from vramplan.frameworks.syntax.python.values import (
     is_maybe,
     refs_of,
 )
+from vramplan.frameworks.syntax.shell import UNKNOWN
 
 MOST_ITEMS = 256
 """Items of an iterable that are gone through one by one."""
 
 
 ARGV_LENGTH = Unknown("len(sys.argv)")
-"""``len(sys.argv)``: a word at least for each flag, and the script's name."""
+"""``len(sys.argv)`` of a script whose command is not known."""
 NEVER_EMPTY = ("from_pretrained", "from_config", "Config", "Arguments", "Trainer", "Callback", "Accelerator", "Parser")
 """Ends of the names of libraries' classes and loaders whose objects are true; a Counter or a Dataset may be empty."""
 
@@ -60,10 +61,11 @@ class Access(Machine):
         return None
 
     def _compared(self, kind: type[ast.cmpop], left: Any, right: Any) -> bool | None:
-        if left is ARGV_LENGTH and type(right) is int and not self.is_alone and right <= len(self.flags):
-            return {ast.Eq: False, ast.NotEq: True, ast.Gt: True, ast.GtE: True, ast.Lt: False, ast.LtE: False}.get(
-                kind
-            )
+        if left is ARGV_LENGTH and type(right) is int and kind in COMPARED:
+            if self.is_alone:  # its defaults count, as those of a shell script's arguments
+                return compared(kind, 1, right)
+            if right <= len(self.flags):  # it has a word at least for each flag
+                return compared(kind, MOST_ITEMS, right)
         try:
             if kind in (ast.Is, ast.IsNot) and (left is None or right is None):
                 other = right if left is None else left
@@ -106,6 +108,9 @@ class Access(Machine):
         if isinstance(owner, Library):
             if owner.name == "os" and name == "environ":
                 return self.environ
+            if owner.name == "sys" and name == "argv" and self.arguments is not None:
+                words = [Unknown("sys.argv") if UNKNOWN in word else word for word in self.arguments]
+                return self.new("list", items=[self.where, *words])
             return Library(f"{owner.name}.{name}") if len(owner.name) < 300 else self.unknown(node)
         if isinstance(owner, Ref):
             return self._own_attribute(owner, name, node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vramplan.frameworks.settings import ConfigValue
@@ -57,8 +57,10 @@ class Machine(Memory):
         flags: Mapping[str, ConfigValue] | None,
         gpu: Gpu | None,
         environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] | None = None,
     ) -> None:
         super().__init__(where)
+        self.arguments = arguments
         self.lines = source.splitlines()
         self.flags, self.gpu = flags or {}, gpu
         self.is_alone = flags is None

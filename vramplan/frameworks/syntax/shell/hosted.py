@@ -22,10 +22,15 @@ INHERITING = (
     "poetry",
     "pixi",
     "xvfb-run",
+    "ray",
+    "screen",
+    "tmux",
 )
 """Programs that start a command with the environment that they have."""
 OTHERS = ("docker", "podman", "nvidia-docker", "kubectl", "enroot")
 """Programs that start a command with an environment of its own."""
+_TMUX = ("new", "new-session", "send", "send-keys", "neww", "new-window")
+"""tmux's commands that are given a line for a shell."""
 _VALUED = "bcDEeFIiJLlmOopQRSWw"
 """ssh's flags with a value (OpenSSH 9: ssh(1))."""
 _COMMAND = re.compile(r"-[a-z]*c")
@@ -64,6 +69,8 @@ def hosted_text(words: list[str], stdin: str | None) -> Hosted | None:
         return _of_sbatch(words, stdin)
     if name not in INHERITING and name not in OTHERS:
         return None
+    if name == "tmux" and words[1:2] and words[1] in _TMUX:
+        return next((Hosted(word, 0) for word in words[2:] if " " in word), None)
     place = next((place for place in range(1, len(words)) if PurePosixPath(words[place]).name in SHELLS), 0)
     hosted = _of_shell(words, place, None) if place else None
     if hosted is None:
