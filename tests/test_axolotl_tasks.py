@@ -72,7 +72,7 @@ def test_the_length_of_a_prompt_is_open(tmp_path: Any) -> None:
     ("settings", "said"),
     [
         ({**KTO, "micro_batch_size": 1}, "stops at 1"),
-        ({**KTO, "adapter": "", "lora_r": "", "embeddings_skip_upcast": "true"}, "reference in fp32"),
+        ({**KTO, "adapter": "", "lora_r": "", "flash_attention": "true"}, "reference in fp32"),
         ({**KTO, "rl_adapter_ref_model": "true"}, "rl_adapter_ref_model"),
         (trl("beta: 0.04"), "copies axolotl's adapters"),
         ({**GRPO, "rl_beta": 0.1}, "copies axolotl's adapters"),

@@ -90,8 +90,8 @@ class Framework:
     """Keys by which a configuration file is recognised as this framework's."""
     tells_tasks: bool = False
     """Whether its reader tells TRL's trainers apart by the configuration's keys."""
-    task_key: str = ""
-    """The key by which it says the kind of training, if it has one."""
+    task_keys: tuple[str, ...] = ()
+    """Keys by which it says the kind of training."""
     inherits: tuple[str, ...] = ()
     """Other names in known_keys.json and unsupported_keys.json whose keys it takes as well."""
     variables: frozenset[str] = frozenset()

@@ -135,10 +135,10 @@ def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
     ranked = sorted(weights, key=lambda name: (weights[name], _own_keys(name, keys)), reverse=True)
     best, *others = ranked
     rivals = [name for name in others if weights[best] - weights[name] < LEAD and not _is_base(name, best)]
-    task_key, told = FRAMEWORKS[best].task_key, FRAMEWORKS[best].tells_tasks
-    if not task_key or task_key not in keys:
+    task_keys, told = FRAMEWORKS[best].task_keys, FRAMEWORKS[best].tells_tasks
+    if not any(key in keys for key in task_keys):
         refuse_other_tasks(settings, where, read=trl_trainers.KEYS if told else ())
-    if not task_key:
+    if not task_keys:
         refuse_task_named(where, read=(*trl_trainers.SCRIPTS, "simpo", "rm", "preference") if told else ())
     if rivals and not _is_base(best, rivals[0]):
         names = " or ".join((best, *rivals))

@@ -80,7 +80,7 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: is_colocated(job) and job.data_parallel % job.vllm_tensor_parallel > 0,
         IMPOSSIBLE,
-        "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires",
+        "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires; {num_gpus} is what there is",
     ),
     Rule(
         lambda job: job.vllm_weights == "shared" and not is_colocated(job),

@@ -44,8 +44,8 @@ from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.image_losses import check_image_loss
 from vramplan.planner.monotone_search import largest
+from vramplan.planner.own_words import as_key
 from vramplan.planner.read_config import (
-    as_key,
     complete_with_model,
     longest_sample,
     model_of,
@@ -96,6 +96,8 @@ class Verdict(Result):
     """A smaller evaluation batch that fits if this one does not; 0 if none does."""
     cases: tuple[Case, ...] = ()
     """The need for each value of what the configuration does not say; this verdict is of one of them."""
+    open_length: bool = False
+    """Whether nothing says how long the longest sample is: this verdict is of one length."""
 
     @property
     def need_bytes(self) -> int:
@@ -238,11 +240,12 @@ def examine(
             return judge(case, spec, gpu, **{**given, "sequence_length": length, "look_further": look_further})
 
         verdict = undecided.judge_cases(judge_case, longest_sample(spec) if is_length_open else None, counts)
+        verdict = replace(verdict, open_length=is_length_open)
         if not given.get("look_further", True) or (verdict.case_fits and given.get("dataset") is None):
             return verdict
         job = verdict.estimate.job
         further = judge_case(job.sequence_length, job.num_gpus if counts else None, look_further=True)
-        return replace(further, cases=verdict.cases)
+        return replace(further, cases=verdict.cases, open_length=is_length_open)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         message = spell(error.text, partial(as_key, config))
         if isinstance(error, CannotRunError):

@@ -73,6 +73,8 @@ class Fix(Result):
     """Of the text as it is now."""
     least_need_bytes: int
     """The least need of all that was tried."""
+    taken_length: int | None = None
+    """Tokens of the longest sample that it fits with, where no setting limits them and none were given."""
 
 
 @accepts_usual_names
@@ -111,8 +113,9 @@ def fix(
             "",
         )
     with on_gpu(card):
-        found = _Candidates(text, find, card, {**given, "confidence": confidence}, progress, settings or {}).fixed()
-    return replace(found, text=mark + found.text)
+        tried = _Candidates(text, find, card, {**given, "confidence": confidence}, progress, settings or {})
+        found = tried.fixed()
+    return replace(found, text=mark + found.text, taken_length=tried.taken_length)
 
 
 class _Candidates:
@@ -137,6 +140,7 @@ class _Candidates:
         self.verdicts: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
         self.required: list[Change] = []
         """Changes without which it would not run at all, or that were given."""
+        self.taken_length: int | None = None
         self._write_given(settings)
         if given.get("num_gpus") is None:
             self.given["num_gpus"] = self._only_count()
@@ -174,11 +178,8 @@ class _Candidates:
             length, why = verdict.estimate.job.sequence_length, "the longest that fits"
             if length < undecided.LENGTHS[0] or not verdict.depends:
                 length, why = DEFAULT_SEQUENCE_LENGTH, "not even 1,024 fit as it is"
-            if not self._require({"sequence_length": length}, why):
-                raise ConfigError(
-                    f"{self.found.source.where}: samples may have any length, and no setting limits it: give"
-                    f" {setting('sequence_length')}"
-                )
+            if not self._require({"sequence_length": length}, why):  # completions that nothing cuts, as in GRPO
+                self.taken_length = self.given["sequence_length"] = verdict.estimate.job.sequence_length
 
     def _require(self, update: Mapping[str, Any], why: str) -> bool:
         """Change the text so that it says this; False if it has no setting for it."""

@@ -188,13 +188,3 @@ def longest_sample(spec: ModelSpec) -> int:
     inputs = MODEL_INPUTS.get(spec.model_type)
     table = None if inputs is None else inputs.most_tokens(Config(spec.config, spec.name))
     return table or max_positions(spec) or DEFAULT_SEQUENCE_LENGTH
-
-
-def as_key(config: ParsedConfig, field: str, value: str) -> str:
-    """A setting as the configuration spells it; one without a key is left for whoever shows the message."""
-    if field == "strategy" and config.job.get("strategy") == "device_map":
-        if value == "device_map":
-            return f"one process that sees {config.job['num_gpus']} GPUs and places the layers on all of them"
-        return f"one process for each GPU ({value})"
-    key = config.names.get(field)
-    return f"{key} {value}".rstrip() if isinstance(key, str) else setting(field, value)

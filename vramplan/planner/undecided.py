@@ -55,7 +55,9 @@ def gpu_counts(read_job: Callable[[int], Mapping[str, Any]]) -> tuple[int, ...]:
         return ()
     if several.get("num_gpus") == single.get("num_gpus") or several.get("strategy") == "device_map":
         return ()
-    return SEVERAL if several.get("strategy", "ddp") in ("ddp", "zero0") else GPU_COUNTS
+    counts = SEVERAL if several.get("strategy", "ddp") in ("ddp", "zero0") else GPU_COUNTS
+    parallel = single.get("vllm_tensor_parallel", 1)  # GPUs that share one vLLM
+    return counts if parallel == 1 else tuple(dict.fromkeys(parallel * -(-count // parallel) for count in GPU_COUNTS))
 
 
 def judge_cases(judge: Judge, longest: int | None, counts: tuple[int, ...]) -> Verdict:

@@ -12,17 +12,18 @@ def summary(where: str, fix: Fix) -> str:
     """One line if nothing was changed, else one more for each setting."""
     after, job = fix.after, fix.after.estimate.job
     capacity = free_gib(after.estimate.capacity_bytes)
+    taken = "" if fix.taken_length is None else f" at {fix.taken_length:,} tokens (--seq-len says how many)"
     if fix.before.fits and not fix.changes:
-        return f"{where}: fits as it is, {gib(after.need_bytes)} of {capacity} GiB"
+        return f"{where}: fits as it is, {gib(after.need_bytes)} of {capacity} GiB{taken}"
     if not after.fits:
         return (
             f"{where}: no change that was tried makes it fit {after.card.title} at a global batch of"
             f" {job.global_batch_size}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
-            " GiB"
+            f" GiB{taken}"
         )
     head = (
         f"{where}: fits with {counted(len(fix.changes), 'change')}, {gib(after.need_bytes)} of {capacity} GiB,"
-        f" global batch still {job.global_batch_size}"
+        f" global batch still {job.global_batch_size}{taken}"
     )
     lines = [
         f"  {change.key}: {change.after}, was {'not set' if change.before is None else change.before} ({change.cost})"

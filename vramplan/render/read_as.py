@@ -16,13 +16,14 @@ def read_as(verdict: Verdict) -> str:
     config, job = verdict.reading, verdict.estimate.job
     lengths = {case.sequence_length for case in verdict.cases}
     dtype = job.dtype if job.autocast in ("none", job.dtype) else f"{job.dtype} weights under {job.autocast} autocast"
+    unlimited = " (nothing limits them: --seq-len)" if verdict.open_length else ""
     facts = [
         " ".join(filter(None, (config.framework, config.version))),
         config.task,
         "" if job.teacher is None else f"teacher {job.teacher.rpartition('/')[2]}",
         method(job),
         dtype,
-        length(job, verdict.estimate.assumptions) if len(lengths) < 2 else "any length",
+        "any length" if len(lengths) > 1 else f"{length(job, verdict.estimate.assumptions)}{unlimited}",
         job.optimizer if job.method == "full" else "",
         "" if job.strategy == "ddp" and job.num_gpus == 1 else STRATEGIES[job.strategy],
         {"none": "", "optimizer": "optimizer on the host", "all": "weights and optimizer on the host"}[job.offload],

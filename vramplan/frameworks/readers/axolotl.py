@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import ConfigError, setting
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
 from vramplan.frameworks.readers.axolotl_grpo import make_grpo
+from vramplan.frameworks.readers.axolotl_rewards import REWARDS, is_reward, reward_fields
 from vramplan.frameworks.readers.axolotl_tasks import TRL, read_task
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
@@ -83,12 +84,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     is_padded = config.boolean("pad_to_sequence_len", default=is_packed) and not is_packed
     if is_padded:
         job["batches"] = "padded"
-    upcasts_embeddings = job["dtype"] != "fp32" and not config.boolean("embeddings_skip_upcast", default=False)
-    if method == "full" and job.get("attention") != "flash" and upcasts_embeddings:
+    if method == "full" and _keeps_fp32_embeddings(config, job):
         raise config.unsupported(
             "base_model",
-            "trained whole without flash attention keeps fp32 embeddings, which is not modelled yet;"
-            " set flash attention, or embeddings_skip_upcast: true",
+            "trained whole without flash attention keeps fp32 embeddings and norms, which is not modelled yet; set"
+            " attn_implementation: flash_attention_2, or deepspeed, which casts them",
         )
     if method == "full":
         job |= (
@@ -126,6 +126,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         parsed.task = config.lowercase("rl", default="").upper()
         is_packed = is_padded = False
         names.pop("loss")
+    if is_reward(config):
+        job |= reward_fields(config, version, parsed.model, job)
+        parsed.task = "reward model"
+        is_packed = is_padded = False
+        names.pop("loss")
     held_back = config.number("val_set_size", default=0.0)
     parsed.num_train_samples = hold_back(held_back)
     if held_back > 0 or config.has("test_datasets"):
@@ -136,6 +141,17 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.rows = "packed" if is_packed else "padded" if is_padded else "samples"
     parsed.drops_longer = config.lowercase("excess_length_strategy", default="drop") == "drop"
     return parsed
+
+
+def _keeps_fp32_embeddings(config: ConfigReader, job: dict[str, Any]) -> bool:
+    """Whether fp32 embeddings, head and norms stay (0.19, loaders/model.py: _configure_embedding_dtypes).
+
+    They become the half precision again under flash attention and with cut cross-entropy; FSDP raises none, and
+    DeepSpeed casts all of them. `embeddings_skip_upcast` is about models in four bits alone.
+    """
+    config.read_keys.add("embeddings_skip_upcast")
+    sharded = job.get("strategy", "ddp") != "ddp"
+    return job["dtype"] != "fp32" and job.get("attention") != "flash" and job.get("loss") != "cut" and not sharded
 
 
 def _refuse_former_norm(config: ConfigReader, version: str) -> None:
@@ -249,8 +265,19 @@ LIGER_KEYS = {
 KERNEL_SWITCHES = {"swiglu": "glu", "geglu": "glu"}
 
 
+OTHER_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
+"""Plugins that log, or run when training is over."""
+
+
 def _loss(config: ConfigReader) -> dict[str, Any]:
     plugins = " ".join(config.strings("plugins"))
+    for name in config.strings("plugins"):
+        if not any(part in name for part in ("CutCrossEntropy", "iger", *OTHER_PLUGINS)):
+            raise config.unsupported(
+                "plugins",
+                f"has {name.rpartition('.')[2]}, which may bring a trainer or layers of its own and is not modelled;"
+                " without it in the list the rest is estimated",
+            )
     is_cut = "CutCrossEntropy" in plugins and config.boolean("cut_cross_entropy", default=True)
     switches = {name: config.boolean(*keys, default=False) for name, keys in LIGER_KEYS.items()}
     job: dict[str, Any] = {}
@@ -270,7 +297,17 @@ def _liger_pairs(job: Job) -> Pairs:
 
 
 def write(model: str, job: Job) -> ConfigText:
-    """Axolotl's YAML."""
+    """Axolotl's YAML.
+
+    Raises:
+        UnsupportedError: for full fine-tuning in half precision without what keeps its embeddings in it.
+    """
+    is_half = job.method == "full" and job.dtype != "fp32" and job.strategy == "ddp"
+    if is_half and job.attention != "flash" and job.loss != "cut":
+        raise UnsupportedError(
+            f"{setting('for_framework', PACKAGE)}: {setting('attention', job.attention)} with full fine-tuning leaves"
+            f" embeddings and norms in fp32 there; give {setting('attention', 'flash')}"
+        )
     pairs: Pairs = {"base_model": model}
     if job.method != "full":
         pairs["adapter"] = "qlora" if job.quantize == "nf4" else "lora"
@@ -290,8 +327,6 @@ def write(model: str, job: Job) -> ConfigText:
         "attn_implementation": ATTENTION_NAMES[job.attention],
         "bf16" if job.autocast != "fp16" else "fp16": job.dtype != "fp32" or job.autocast != "none",
     }
-    if job.method == "full" and job.attention != "flash" and job.dtype != "fp32":
-        pairs["embeddings_skip_upcast"] = True
     if job.pictures and job.method == "full" and job.vision == "frozen":
         pairs["freeze_mm_modules"] = True
     pairs |= _liger_pairs(job)
@@ -319,7 +354,7 @@ FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
     commands=(("axolotl", "train"), ("axolotl.cli.train",), ("scripts/finetune.py",)),
-    task_key="rl",
+    task_keys=("rl", *REWARDS),
     marks=frozenset(
         {"base_model", "sequence_len", "micro_batch_size", "adapter", "sample_packing", "lora_target_linear"}
     ),

@@ -1,18 +1,42 @@
-"""axolotl's ``rl: grpo`` (0.19.0: core/trainers/grpo): its section ``trl:`` as the settings of TRL's GRPOTrainer."""
+"""axolotl's ``rl: grpo`` and ``gdpo`` (0.19.0: core/trainers/grpo): its section ``trl:`` as TRL's GRPOTrainer reads it.
+
+GDPO normalizes the rewards of several functions one by one; nothing else differs (core/builders/rl.py).
+"""
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.readers.trl_tasks import task_fields
-from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
 
 OTHER_TRAINERS = ("use_data_producer", "async_prefetch", "streaming_partial_batch", "vllm_lora_sync", "rollout_func")
 """Keys of ``trl:`` that choose a trainer of axolotl's own, or another way to generate."""
-UNMODELLED = ("sync_ref_model", "off_policy_mask_threshold", "replay_recompute_logps")
+UNMODELLED = ("sync_ref_model", "off_policy_mask_threshold", "use_liger_loss")
+READ = (
+    "beta", "max_completion_length", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "num_generations",
+    "generation_batch_size", "num_iterations", "loss_type", "reward_funcs", "entropy_coef", "use_adaptive_entropy",
+    "vllm_importance_sampling_correction",
+)  # fmt: skip
+"""Keys of ``trl:`` that reach TRL's GRPOTrainer and change memory."""
+HARMLESS = (
+    "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_guided_decoding_regex", "reward_weights",
+    "log_completions", "num_completions_to_print", "log_multimodal", "importance_sampling_level", "scale_rewards",
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "epsilon", "epsilon_high",
+    "mask_truncated_completions", "multi_objective_aggregation", "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_cap", "vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max",
+    "use_bias_correction_kl", "ref_model_mixup_alpha", "ref_model_sync_steps", "entropy_target", "entropy_coef_delta",
+    "entropy_coef_min", "entropy_coef_max", "reward_processing_classes", "chat_template_kwargs", "prefetch_depth",
+    "vllm_sync_interval", "streaming_min_groups", "reward_num_workers", "replay_buffer_size",
+    "replay_recompute_logps", "reroll_start_fraction", "reroll_max_groups", "skip_zero_advantage_batches",
+)  # fmt: skip
+"""Keys that it takes, and that change no memory, or none without one of `OTHER_TRAINERS` (utils/schemas/trl.py)."""
+NOT_PASSED = ("generation_kwargs",)
+"""Keys that it takes and hands to nothing."""
 OF_VLLM = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_len")
 """Keys that the section trl had before the section vllm took them."""
 VLLM_SHARE = 0.9
@@ -26,8 +50,11 @@ def grpo_fields(config: ConfigReader, version: str, job: dict[str, Any]) -> dict
         UnsupportedError: for a setting that is not modelled.
     """
     trl = _as_trl(config)
+    section = config.section("trl")
+    assert section is not None
     for name in (*OTHER_TRAINERS, *UNMODELLED):
-        trl.require_off(name)
+        section.require_off(name, why="is not modelled yet; without it the rest is read")
+    _note_keys(config, section)
     for name in ("batch_flattening", "rl_adapter_ref_model"):
         config.require_off(name)
     if trl.number("beta", default=config.number("rl_beta", default=0.0)):
@@ -49,11 +76,28 @@ def grpo_fields(config: ConfigReader, version: str, job: dict[str, Any]) -> dict
             f"{config.source.where}: trl.vllm_enable_sleep_mode: vLLM stops at expandable segments, which axolotl's"
             " command switches on; set PYTORCH_ALLOC_CONF=expandable_segments:False in its environment"
         )
-    trl.read_keys.update(("reward_funcs", "reward_weights", "temperature", "top_p", "top_k", "log_completions"))
     config.notes += [note for note in trl.notes if note not in config.notes]
     if job.get("quantize", "none") != "none":
         fields["lora_dtype"] = "bf16"  # TRL casts the adapters of a quantized model
     return fields
+
+
+def _note_keys(config: ConfigReader, section: ConfigReader) -> None:
+    """Note keys of ``trl:`` that change nothing, and those that axolotl drops, as it does not know them.
+
+    Raises:
+        ConfigError: for a key of ``trl:`` that is one of another section.
+    """
+    passed = (*READ, *HARMLESS, *OTHER_TRAINERS, *UNMODELLED, *OF_VLLM)
+    for name, value in section.source.settings.items():
+        if name in HARMLESS:
+            config.note("ignored", f"trl.{name}", "does not change memory")
+        elif name not in passed and not section.is_off(name):
+            near = difflib.get_close_matches(name, passed, 1, 0.75)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            known = "hands it to nothing" if name in NOT_PASSED else "does not know it"
+            text = f"has no effect: axolotl {known} in the section trl{hint}"
+            config.notes.append(Note("unknown", f"trl.{name}", text, value.place))
 
 
 def make_grpo(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
@@ -71,7 +115,7 @@ def make_grpo(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
 
 
 def _as_trl(config: ConfigReader) -> ConfigReader:
-    """The section ``trl:`` with vLLM's share and tensor parallelism of the section ``vllm:``.
+    """What axolotl hands to TRL of the section ``trl:``, with vLLM's share and tensor parallelism of ``vllm:``.
 
     Raises:
         ConfigError: if there is no such section.
@@ -79,7 +123,7 @@ def _as_trl(config: ConfigReader) -> ConfigReader:
     trl, vllm = config.section("trl"), config.section("vllm")
     if trl is None:
         raise ConfigError(f"{config.place('rl')}: rl: grpo without the section trl: axolotl has no reward function")
-    settings = dict(trl.source.settings)
+    settings = {name: value for name, value in trl.source.settings.items() if name in READ}
     for name in OF_VLLM:
         if trl.has(name):
             raise trl.unsupported(name, f"is no key of this section: axolotl reads vllm.{name.removeprefix('vllm_')}")

@@ -18,6 +18,8 @@ SINCE, TRL = "0.19", "1.9.0"
 """The first version whose requirements were read, and the TRL that it requires."""
 TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
 """Values of `rl` -> the job's task; `grpo` is read in :mod:`vramplan.frameworks.readers.axolotl_grpo`."""
+GRPO = ("grpo", "gdpo")
+"""Values of `rl` that are TRL's GRPOTrainer."""
 LOSSES = {"kto": "standard", "simpo": "standard"}
 """How TRL's KTOTrainer and CPOTrainer compute the loss at that version."""
 DPO_LOSSES = (
@@ -38,7 +40,7 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     value = config.lowercase("rl", default="")
     task = TASKS.get(value)
     is_read = at_least(version, SINCE) and job.get("strategy", "ddp") in ENGINES
-    if value == "grpo":
+    if value in GRPO:
         nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"  # as TRL 1.9 computes it
         if not is_read:
             raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
@@ -46,6 +48,11 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
             return _without_plugins(config, value, job) | grpo_fields(config, TRL, job)
         except UnsupportedError as error:
             raise UnsupportedError(f"{error.text}; nearest, TRL's own trainer: {nearest}") from None
+    if value == "ebft":  # core/trainers/ebft: embeddings of completions by a copy of the model, or strided generation
+        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"
+        raise config.unsupported(
+            "rl", f"is a trainer of axolotl's own, not modelled yet; nearest, TRL's GRPO: {nearest}"
+        )
     if task is None or not is_read:
         raise refuse_task(config, "rl", value, model, job)
     for name in ("dpo_use_weighting", "dpo_use_liger_kernel", "rl_adapter_ref_model", "trainer_cls"):

@@ -349,7 +349,7 @@ FRAMEWORK = Framework(
         *((name,) for name in FORMER_SCRIPTS),
         ("src/llamafactory/launcher.py",),
     ),
-    task_key="stage",
+    task_keys=("stage",),
     stops_at_duplicates=True,  # OmegaConf.load (hparams/parser.py)
     unknown_key="is no argument of LLaMA-Factory, which stops at it (unless ALLOW_EXTRA_ARGS is set)",
     marks=frozenset({"finetuning_type", "stage", "cutoff_len", "lora_target", "template", "pure_bf16", "dataset_dir"}),

@@ -167,7 +167,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
     parsed.task = "pretraining" if config.source.command[-1:] in (("pt",), ("swift/cli/pt.py",)) else "SFT"
     if "task" in job:
-        parsed.task = TITLES.get(job["task"], job["task"].upper())
+        named = config.lowercase("rlhf_type", default="")  # SimPO runs CPO's trainer
+        parsed.task = "SimPO" if named == "simpo" else TITLES.get(job["task"], job["task"].upper())
     parsed.drops_longer = config.lowercase("truncation_strategy", default="delete") == "delete"
     parsed.resizes_images = config.has("max_pixels")
     parsed.video_sampling = from_environment(config)
@@ -418,7 +419,7 @@ FRAMEWORK = Framework(
         Program("llm_dpo.py", unread="preference training"),
         Program("rlhf.py", frozenset({"rlhf_type"})),
     ),
-    task_key="rlhf_type",
+    task_keys=("rlhf_type",),
     marks=frozenset(
         {"train_type", "tuner_type", "sft_type", "vit_gradient_checkpointing", "quant_bits", "split_dataset_ratio"}
     ),
