@@ -18,12 +18,13 @@ from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.reward_model import scored
+from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, ShardedScoring
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.analytic.vllm_rollout import VllmRollout, vllm_awake, vllm_weight_bytes, weight_bytes
+from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, vllm_weight_bytes, weight_bytes
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.task_rules import OF_SWIFT
@@ -72,7 +73,7 @@ Generated = dict[tuple[str, int, str], RolloutPhase]
 share them."""
 
 
-def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout]:
+def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout | ShardedScoring]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if not step.job.generates_completions:
         return []
@@ -110,10 +111,15 @@ def is_scored(job: Job) -> bool:
     By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO and ms-swift do
     so always.
     """
+    return scores_itself(job) or job.reference not in (None, "none")
+
+
+def scores_itself(job: Job) -> bool:
+    """Whether the model that trains scores completions, with its adapters."""
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
     always = job.task == "rloo" or job.runs_verl or job.loss in OF_SWIFT
-    return always or job.reference not in (None, "none") or corrected or not aligned
+    return always or corrected or not aligned
 
 
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | VllmRollout]:
@@ -126,7 +132,7 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         yield generated[key]
     elif job.runs_verl:
         yield from _verl_generation(step)
-    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
+    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none" or packs_weights(job):
         yield VllmRollout(step)
 
 
@@ -230,16 +236,20 @@ def _generating(setting: StepSpec, prompts: int) -> StepSpec:
     return replace(setting, job=job.model_copy(update=changes))
 
 
-def _scoring(step: Step) -> Iterator[RolloutPhase]:
+def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
-    if not is_scored(step.job):
+    job = step.job
+    if not is_scored(job):
         return
-    setting, steps = replace(step.setting, job=_scored(step.job)), steps_per_generation(step.job)
-    yield _gathered(
-        step,
-        _recorded(step, "scoring", simulate_scoring(setting, steps), setting),
-        whole=False,
-    )
+    setting, steps = replace(step.setting, job=_scored(job)), steps_per_generation(job)
+    record = simulate_scoring(setting, steps)
+    if not job.shards_weights or job.runs_verl:
+        yield _gathered(step, _recorded(step, "scoring", record, setting), whole=False)
+        return
+    if scores_itself(job):
+        yield ShardedScoring(step, setting, record, POLICY, steps)
+    if job.reference_source in ("model", "adapters_off"):
+        yield ShardedScoring(step, setting, record, REFERENCE, steps)
 
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:

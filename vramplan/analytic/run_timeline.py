@@ -17,6 +17,7 @@ from vramplan.analytic.rollout_phases import (
     later_images,
     rollout_phases,
 )
+from vramplan.analytic.sharded_scoring import REFERENCE, ShardedScoring
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
@@ -199,7 +200,12 @@ class SimulatedRun:
                     for one in rollouts:
                         record.enter(one.name)
                         share.hold(one.needs)
+                        if isinstance(one, ShardedScoring):
+                            one.score(reference if reference is not None and one.phase == REFERENCE else share, known)
+                            continue
                         one.record(record, known)
+                        if one.name == "generation" and not isinstance(one, VllmRollout):
+                            share.generation_ends()
                     share.hold(ALL_PARTS)
                 if number == 0:
                     offset = record.splice(kind_of)
