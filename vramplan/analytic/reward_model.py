@@ -19,6 +19,7 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.ppo_phases import simulate_rewards
 from vramplan.analytic.prepare import prepare
+from vramplan.analytic.sharded_scoring import REWARD
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.tasks.reward import rewards_of
@@ -49,7 +50,9 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     """The job of the forward that scores `rows` texts."""
     possible = architecture_of(spec).architecture.attention
     attention = job.attention if job.attention in possible else cast("Attention", possible[0])
+    shared = {"strategy": "zero3", "num_gpus": job.num_gpus, "zero": job.zero} if job.strategy == "zero3" else {}
     return Job(
+        **shared,  # type: ignore[arg-type]
         task="ppo" if job.task == "ppo" else "reward",
         prompt_length=job.prompt_length if job.task == "ppo" else None,
         method="full",
@@ -128,6 +131,14 @@ def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
     return Scored(kinds, unfolded.source, unfolded.events)
 
 
+def sharded_step(job: Job, gpu: Gpu, rows: int) -> Step:
+    """The reward model under ZeRO-3, whose engine is one of its own (trl 1.16, models/utils.py: prepare_deepspeed)."""
+    setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
+    record = _simulate(setting_of, rows)
+    sections = [one._replace(phase=REWARD) if one.phase == PHASE else one for one in record.sections]
+    return Step(setting_of, plan, gpu, record=record._replace(sections=sections))
+
+
 def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
     """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients; for PPO with a value head."""
     job = setting_of.job
@@ -136,7 +147,7 @@ def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
     caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": True}))  # use_cache
     net = new_modules(caching)
     tape = net.tape
-    tape.training = False
+    tape.training, tape.in_inference_mode = False, True
     with tape.no_grad():
         tape.enter(PHASE, None)
         tape.module = "inputs"
@@ -150,4 +161,5 @@ def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
         net.cache.clear()
     tape.enter("end", None)
     del rewards, batch
-    return record_of(tape)
+    embedded = next((number for number, one in enumerate(tape.parameters.values()) if one is net.embedded), None)
+    return record_of(tape)._replace(embedded=embedded)

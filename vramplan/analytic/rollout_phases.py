@@ -17,11 +17,11 @@ from vramplan.analytic import ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
-from vramplan.analytic.reward_model import scored
-from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, ShardedScoring
+from vramplan.analytic.reward_model import scored, sharded_step
+from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.strategies import gathered_bytes, passing_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, vllm_weight_bytes, weight_bytes
@@ -247,9 +247,9 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
         yield _gathered(step, _recorded(step, "scoring", record, setting), whole=False)
         return
     if scores_itself(job):
-        yield ShardedScoring(step, setting, record, POLICY, steps)
+        yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY, steps)
     if job.reference_source in ("model", "adapters_off"):
-        yield ShardedScoring(step, setting, record, REFERENCE, steps)
+        yield ShardedScoring("scoring", scored_step(step, setting, record, REFERENCE), REFERENCE, steps)
 
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
@@ -273,12 +273,15 @@ def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> R
     return RolloutPhase(name, kinds, unfolded.source, unfolded.events)
 
 
-def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
+def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase | ShardedScoring]:
     """The reward model's forward on all completions of a generation."""
     job = step.job
     if job.reward_model is None:
         return
     rows = job.micro_batch_size * steps_per_generation(job)
+    if job.strategy == "zero3":
+        yield ShardedScoring("reward", sharded_step(job, step.card, rows), REWARD)
+        return
     key = "reward", rows, step.card.name
     if key not in generated:
         generated[key] = RolloutPhase("reward", *scored(job, step.card, rows))
@@ -303,7 +306,7 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
     if whole and job.strategy == "zero3":
         size = weight_bytes(step)
     else:
-        size = gathered_bytes(step)
+        size = passing_bytes(step) if whole else gathered_bytes(step)
     return phase.beside(Storage(size, "communication", f"weights gathered for {phase.name}"))
 
 

@@ -15,25 +15,29 @@ from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.memory import passes
 from vramplan.memory.timeline import Storage
 
-POLICY, REFERENCE = "reference.policy.0", "reference.0"
-"""Names of the forwards to the strategy: of the model that trains, and of its reference."""
+POLICY, REFERENCE, REWARD = "reference.policy.0", "reference.0", "reference.reward.0"
+"""Names of the forwards to the strategy: of the model that trains, of its reference, of a reward model."""
 FORWARDS = 2
 """Micro-batches that are scored: the second finds what the first leaves, and a third would not differ."""
 
 
-class ShardedScoring:
-    """The forwards that score the micro-batches of a generation, by the model that trains or by the reference."""
+def scored_step(step: Step, setting: StepSpec, record: StepRecord, phase: str) -> Step:
+    """A micro-batch of completions that is scored by the weights of a step's model."""
+    sections = [one._replace(phase=phase) if one.phase == "scoring" else one for one in record.sections]
+    own = step.record
+    record = record._replace(sections=sections, weights=own.weights, embedded=own.embedded)
+    return Step(setting, step.plan, step.card, record=record)
 
-    name = "scoring"
+
+class ShardedScoring:
+    """Forwards without gradients: of the model that trains, of the reference, or of a reward model."""
+
     needs = ("weights",)
     """What of the model is on the GPU meanwhile, of what may wait in host memory."""
 
-    def __init__(self, step: Step, setting: StepSpec, record: StepRecord, phase: str, micro_batches: int) -> None:
-        sections = [one._replace(phase=phase) if one.phase == self.name else one for one in record.sections]
-        own = step.record
-        record = record._replace(sections=sections, weights=own.weights, embedded=own.embedded)
-        self.step = Step(setting, step.plan, step.card, record=record)
-        self.phase, self.forwards = phase, min(FORWARDS, micro_batches)
+    def __init__(self, name: str, step: Step, phase: str, forwards: int = 1) -> None:
+        self.name, self.step, self.phase = name, step, phase
+        self.forwards = min(FORWARDS, forwards)
         self.others: list[Storage] = []
         """What else lives from its beginning to its end."""
 

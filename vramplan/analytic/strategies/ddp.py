@@ -191,6 +191,9 @@ class Strategy:
         finally:
             self.step = step
 
+    def generation_begins(self) -> None:
+        """Begin a generation by transformers."""
+
     def generation_ends(self) -> None:
         """End a generation by transformers."""
 
@@ -244,6 +247,10 @@ class Strategy:
     def gathered_bytes(self) -> int:
         """Highest bytes of gathered weights in a forward without gradients."""
         return 0
+
+    def passing_bytes(self) -> int:
+        """Of them, those that the strategy does not gather as a generation begins."""
+        return self.gathered_bytes()
 
     def drop_gradients(self, offset: int) -> None:
         """``zero_grad``."""

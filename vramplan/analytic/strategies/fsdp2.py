@@ -179,9 +179,12 @@ class Fsdp2(Sharded):
                 self.record.allocate(storage)
 
     def gathered_bytes(self) -> int:
-        """Bytes of what stays gathered, and the largest other group with its packet and the one before's."""
         kept = sum(group.packet.num_bytes for group in self.order if group.keeps)
-        return kept + 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
+        return kept + self.passing_bytes()
+
+    def passing_bytes(self) -> int:
+        """Bytes of the largest group that does not stay, with its packet and the one before's."""
+        return 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -210,6 +213,15 @@ class Fsdp2(Sharded):
         with super().scoring(scored):
             yield
         self.first = first
+
+    def generation_begins(self) -> None:
+        """Gather what the first forward of ``generate`` does, of which the groups that stay serve training too."""
+        self.phase = "forward.0"
+        first = next(group for layer, group in self.layers.items() if layer < TOWER)
+        for groups in (self.before, [first]):
+            self._forward(groups, (), 0)
+        self._free_held()
+        self.phase = ""
 
     def forward_ends(self) -> None:
         self._free_held()
