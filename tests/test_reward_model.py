@@ -74,7 +74,6 @@ def test_a_reward_model_of_another_vocabulary_is_scored_by_its_own_tokenizer() -
         ({"reward_model": MODEL, "task": None, "prompt_length": None}, "no meaning without task=grpo"),
         ({"reward_model": MODEL, "task": "dpo"}, "no meaning without task=grpo"),
         ({"reward_dtype": "fp32"}, "no meaning without reward_model"),
-        ({"reward_model": MODEL, "strategy": "zero3", "num_gpus": 2}, "strategy=zero2"),
         ({"reward_model": "gpt2", "sequence_length": 4096}, "gpt2 has a table of 1024 positions"),
     ],
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -35,9 +36,20 @@ def reward_model(job: Job) -> nn.Module:
     return made.eval()
 
 
-def _without_gradients(mode: bool = True) -> Any:
-    """In place of inference_mode, in which fake tensors do not see which operations a function is made of."""
-    return torch.no_grad() if mode else nullcontext()
+@contextmanager
+def _without_gradients(mode: bool = True) -> Iterator[None]:
+    """In place of inference_mode, in which fake tensors do not see which operations a function is made of.
+
+    Autocast keeps no cast weights in it.
+    """
+    if not mode:
+        yield
+        return
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    with torch.no_grad(), patch("torch.set_autocast_cache_enabled", lambda _: None):
+        yield
+    torch.set_autocast_cache_enabled(before)
 
 
 class RewardedRun(GrpoRun):

@@ -85,8 +85,8 @@ def recorded() -> list[dict[str, Any]]:
     return rows_of(RUNS)
 
 
-def run(row: dict[str, Any]) -> dict[str, int]:
-    """The peaks of a row's job.
+def run(row: dict[str, Any], module: str = "tests.trl_sharing_run") -> dict[str, int]:
+    """The peaks of a row's job, one rank of which is the module's program.
 
     Raises:
         RuntimeError: with the end of what the run wrote, if it has none.
@@ -94,7 +94,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     gpus = str(row["job"]["num_gpus"])
     inside = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", gpus]
     command = [sys.executable, "-m", "vramplan", "emulate", "--gpu", GPU, "--num-gpus", gpus, "--", *inside]
-    program = ["-m", "tests.trl_sharing_run", json.dumps(row)]
+    program = ["-m", module, json.dumps(row)]
     done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     found = re.search(r"^PEAKS (.*)$", done.stdout, re.MULTILINE)
     if found is None:

@@ -19,6 +19,7 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.ppo_phases import simulate_rewards
 from vramplan.analytic.prepare import prepare
+from vramplan.analytic.sharded_scoring import REWARD
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.strategies import gathered_bytes
@@ -53,7 +54,9 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     attention = job.attention if job.attention in possible else cast("Attention", possible[0])
     if job.runs_openrlhf:
         return _openrlhf_job(job, rows, attention)
+    shared = {"strategy": "zero3", "num_gpus": job.num_gpus, "zero": job.zero} if job.strategy == "zero3" else {}
     return Job(
+        **shared,  # type: ignore[arg-type]
         task="ppo" if job.task == "ppo" else "reward",
         prompt_length=job.prompt_length if job.task == "ppo" else None,
         method="full",
@@ -130,14 +133,14 @@ def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
     step = Step(setting_of, plan, gpu, record=_simulate(setting_of, 1))
     own = [storage for one in step.placed for storage in one.storages()]
-    if job.shards_weights:
+    if job.shards_weights and job.runs_openrlhf:
         own = [replace(one, num_bytes=ceil_div(one.num_bytes, job.num_gpus), formula="own part") for one in own]
     return [replace(one, label=f"reward model's {one.label}") for one in (*own, *buffers_of(setting_of))]
 
 
 def reward_gathered_bytes(job: Job, gpu: Gpu) -> int:
-    """Bytes of a sharded reward model's weights that are gathered at a time; 0 for one that is not sharded."""
-    if not job.shards_weights:
+    """Bytes of weights of OpenRLHF's sharded reward model that are gathered at a time; else 0."""
+    if not (job.shards_weights and job.runs_openrlhf):
         return 0
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
     return gathered_bytes(Step(setting_of, plan, gpu, record=_simulate(setting_of, 1)))
@@ -162,6 +165,14 @@ def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
     return Scored(kinds, unfolded.source, unfolded.events)
 
 
+def sharded_step(job: Job, gpu: Gpu, rows: int) -> Step:
+    """The reward model under ZeRO-3, whose engine is one of its own (trl 1.16, models/utils.py: prepare_deepspeed)."""
+    setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
+    record = _simulate(setting_of, rows)
+    sections = [one._replace(phase=REWARD) if one.phase == PHASE else one for one in record.sections]
+    return Step(setting_of, plan, gpu, record=record._replace(sections=sections))
+
+
 def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
     """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients; for PPO with a value head."""
     job = setting_of.job
@@ -171,7 +182,7 @@ def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
     caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": caches}))
     net = new_modules(caching)
     tape = net.tape
-    tape.training = False
+    tape.training, tape.in_inference_mode = False, True
     with tape.no_grad():
         tape.enter(PHASE, None)
         tape.module = "inputs"
@@ -185,4 +196,5 @@ def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
         net.cache.clear()
     tape.enter("end", None)
     del rewards, batch
-    return record_of(tape)
+    embedded = next((number for number, one in enumerate(tape.parameters.values()) if one is net.embedded), None)
+    return record_of(tape)._replace(embedded=embedded)

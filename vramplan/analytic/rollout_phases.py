@@ -17,13 +17,14 @@ from vramplan.analytic import openrlhf_rollout, ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
-from vramplan.analytic.reward_model import reward_gathered_bytes, scored
+from vramplan.analytic.reward_model import reward_gathered_bytes, scored, sharded_step
+from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
-from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.strategies import gathered_bytes, passing_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.analytic.vllm_rollout import VllmRollout, vllm_awake, vllm_weight_bytes, weight_bytes
+from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, vllm_weight_bytes, weight_bytes
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.task_rules import OF_SWIFT
@@ -81,7 +82,7 @@ Generated = dict[tuple[str, int, str], RolloutPhase]
 share them."""
 
 
-def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout]:
+def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout | ShardedScoring]:
     """Generation and scoring, in order; empty for a job that generates nothing."""
     if not step.job.generates_completions:
         return []
@@ -90,8 +91,11 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     if step.job.runs_openrlhf:  # each group of processes empties its cache behind its forwards, or before it trains
-        scored = (*_scoring(step), *_rewards(step, generated))
-        return [*_generation(step, generated), *(phase.emptied() for phase in scored)]
+        forwards = (*_scoring(step), *_rewards(step, generated))
+        return [
+            *_generation(step, generated),
+            *(phase.emptied() for phase in scored if isinstance(phase, RolloutPhase)),
+        ]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
     images = _images_before(step)
     return phases if images is None else [phase.beside(images) for phase in phases]
@@ -122,10 +126,15 @@ def is_scored(job: Job) -> bool:
     By the model itself after vLLM generated them, or if it was updated since they were generated; RLOO and ms-swift do
     so always.
     """
+    return scores_itself(job) or job.reference not in (None, "none")
+
+
+def scores_itself(job: Job) -> bool:
+    """Whether the model that trains scores completions, with its adapters."""
     aligned = job.gradient_accumulation_steps % (steps_per_generation(job) * job.num_iterations) == 0
     corrected = job.generate_with != "transformers" and job.importance_sampling
     always = job.task == "rloo" or job.runs_own_actor or job.loss in OF_SWIFT
-    return always or job.reference not in (None, "none") or corrected or not aligned
+    return always or corrected or not aligned
 
 
 def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | VllmRollout]:
@@ -140,7 +149,7 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         yield from _verl_generation(step)
     elif job.runs_openrlhf:
         yield from (RolloutPhase(*stretch) for stretch in openrlhf_rollout.stretches(step))
-    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none":
+    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none" or packs_weights(job):
         yield VllmRollout(step)
 
 
@@ -244,16 +253,20 @@ def _generating(setting: StepSpec, prompts: int) -> StepSpec:
     return replace(setting, job=job.model_copy(update=changes))
 
 
-def _scoring(step: Step) -> Iterator[RolloutPhase]:
+def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
     """The forward of one micro-batch without gradients: each gives its memory back before the next."""
-    if not is_scored(step.job):
+    job = step.job
+    if not is_scored(job):
         return
-    setting, steps = replace(step.setting, job=_scored(step.job)), steps_per_generation(step.job)
-    yield _gathered(
-        step,
-        _recorded(step, "scoring", simulate_scoring(setting, steps), setting),
-        whole=False,
-    )
+    setting, steps = replace(step.setting, job=_scored(job)), steps_per_generation(job)
+    record = simulate_scoring(setting, steps)
+    if not job.shards_weights or job.runs_own_actor:
+        yield _gathered(step, _recorded(step, "scoring", record, setting), whole=False)
+        return
+    if scores_itself(job):
+        yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY, steps)
+    if job.reference_source in ("model", "adapters_off"):
+        yield ShardedScoring("scoring", scored_step(step, setting, record, REFERENCE), REFERENCE, steps)
 
 
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
@@ -277,13 +290,16 @@ def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> R
     return RolloutPhase(name, kinds, unfolded.source, unfolded.events)
 
 
-def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase]:
+def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase | ShardedScoring]:
     """The reward model's forward on all completions of a generation."""
     job = step.job
     if job.reward_model is None:
         return
     at_once = _scored(job)
     rows = at_once.micro_batch_size * (1 if job.runs_openrlhf else steps_per_generation(job))
+    if job.strategy == "zero3" and not job.runs_openrlhf:
+        yield ShardedScoring("reward", sharded_step(job, step.card, rows), REWARD)
+        return
     key = "reward", rows, step.card.name
     if key not in generated:
         phase = RolloutPhase("reward", *scored(at_once, step.card, rows))
@@ -314,7 +330,7 @@ def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
     if whole and job.strategy == "zero3":
         size = weight_bytes(step)
     else:
-        size = gathered_bytes(step)
+        size = passing_bytes(step) if whole else gathered_bytes(step)
     return phase.beside(Storage(size, "communication", f"weights gathered for {phase.name}"))
 
 

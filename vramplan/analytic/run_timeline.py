@@ -19,6 +19,7 @@ from vramplan.analytic.rollout_phases import (
     later_images,
     rollout_phases,
 )
+from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
@@ -165,23 +166,25 @@ class SimulatedRun:
         share.load()
         for buffer in buffers_of(self.step.setting) if share.device == self.step.setting.placement.rotary else ():
             record.allocate(buffer)
-        reference = None
-        if self.step.job.loads_reference:
-            from vramplan.analytic.strategies.reference import second_model
-
-            reference = second_model(self.step, record)
-            reference.load()
+        reference = _loaded_beside(self.step, record) if self.step.job.loads_reference else None
         share.prepare()
         if self.step.job.reward_adapters:
             record.allocate_all(reward_adapters(self.step))
+        rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
+        scorers = {POLICY: share, REFERENCE: reference or share}
         if self.step.job.reward_model is not None:
-            record.allocate_all(reward_weights(self.step.job, self.step.card))
+            sharded = [one for one in rollouts if isinstance(one, ShardedScoring) and one.phase == REWARD]
+            scorers |= {one.phase: _loaded_beside(one.step, record) for one in sharded}
+            if not sharded:
+                record.allocate_all(reward_weights(self.step.job, self.step.card))
         if is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
-        sleeps = self.step.job.openrlhf.sleeps
+        beside, sleeps = None, self.step.job.openrlhf.sleeps
         if self.critic is not None:
             record.allocate_all(self.critic.held(sleeps))
+            rollouts += [RolloutPhase(*phase).emptied() for phase in critic_phases(self.critic, sleeps)]
+            beside = None if sleeps else self.critic.trained(sleeps)
         if (later := later_images(self.step)) is not None:
             record.allocate(later)
         record.enter("forward")
@@ -194,11 +197,6 @@ class SimulatedRun:
         *micro_steps, (_, last) = ((number, list(sections)) for number, sections in grouped)
         end = last[0][0].first_event, last[0][1]
         offsets = []
-        rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
-        beside = None
-        if self.critic is not None:
-            rollouts += [RolloutPhase(*phase).emptied() for phase in critic_phases(self.critic, sleeps)]
-            beside = None if sleeps else self.critic.trained(sleeps)
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
         recorded = MicroSteps(share, events, reference)
         for step in range(STEPS):
@@ -208,7 +206,15 @@ class SimulatedRun:
                     for one in rollouts:
                         record.enter(one.name)
                         share.hold(one.needs)
+                        if isinstance(one, ShardedScoring):
+                            one.score(scorers[one.phase], known)
+                            continue
+                        generates = one.name == "generation" and self.step.job.generate_with == "transformers"
+                        if generates:
+                            share.generation_begins()
                         one.record(record, known)
+                        if generates:
+                            share.generation_ends()
                     share.hold(ALL_PARTS)
                 if number == 0:
                     trains_beside = [] if beside is None else [record.allocate(beside)]
@@ -245,6 +251,15 @@ class SimulatedRun:
             share.device,
             share.sent.communication(),
         )
+
+
+def _loaded_beside(step: Step, record: Recorder) -> Strategy:
+    """A second model, which does not train."""
+    from vramplan.analytic.strategies.reference import second_model
+
+    model = second_model(step, record)
+    model.load()
+    return model
 
 
 def evaluation_bytes(unfolded: Unfolded, sizes: array[int], gpus: Iterable[int]) -> dict[int, int]:

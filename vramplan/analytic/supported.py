@@ -178,9 +178,10 @@ def _not_compared(job: Job) -> list[str]:
             "OpenRLHF's actor and critic were compared with runs of its own code on one GPU; how DeepSpeed shares them,"
             " what goes to vLLM, and a reward model follow their sources"
         ]
-    if job.task in ROLLOUTS and job.num_gpus > 1:
+    if job.task in ROLLOUTS and job.num_gpus > 1 and (job.loss != "chunked" or job.quantize != "none"):
         package = OF_FRAMEWORKS.get(job.loss, "TRL")
-        return [f"{str(job.task).upper()} on several GPUs was not compared with runs of {package}"]
+        what = " of quantized models" if job.loss == "chunked" else ""
+        return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
     if job.task == "gkd" and job.num_gpus > 1:
         return ["GKD on several GPUs was not compared with runs of TRL"]
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):

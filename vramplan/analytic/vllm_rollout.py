@@ -18,10 +18,16 @@ from vramplan.inputs.job import Job
 from vramplan.memory import vllm
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
-from vramplan.units import DTYPE_BYTES, ceil_div
+from vramplan.units import DTYPE_BYTES, GiB, ceil_div
 
 FLAT = ("flat weights that train", "own part of the weights that train")
 """Buffers of DeepSpeed that stay: the parameters are views of them, and only the parameters move."""
+OF_TRL = ("chunked", "standard", "liger")
+"""Losses of TRL's own trainers. Those up to 1.10 send a server one weight at a time; the version is not known here."""
+PACKING = 4, 5
+"""CUDA streams in which weights are packed by turns, in memory that serves no other stream."""
+PACKED_BYTES = GiB
+"""Size of a buffer (vllm/distributed/weight_transfer/packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES)."""
 MASTERS = "fp32 cop"
 """How labels of DeepSpeed's fp32 weights begin, which are no optimizer state to it."""
 
@@ -64,6 +70,10 @@ class VllmRollout:
     def __init__(self, step: Step) -> None:
         self.job = step.job
         self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
+        self.chunks = _packed(step) if packs_weights(self.job) else []
+        self.holds = self.job.shards_weights and not self.gathers_all(self.job)
+        """Whether weights that wait to be packed are gathered one by one, and not parts of the model."""
+        self.delta = Storage(_delta_bytes(step), "temporary", "an adapter's matrices multiplied")
         *self.weights, self.rest = vllm_awake(step)
         self.others: list[Storage] = []
         """What else lives from its beginning to its end."""
@@ -78,8 +88,9 @@ class VllmRollout:
         if vllm.sleeps(self.job):
             record.empty_cache()
             woken += [record.allocate(one) for one in self.weights]
-        if self.gathered.num_bytes:
-            record.free(record.allocate(self.gathered))
+        gathered = [record.allocate(self.gathered)] if self.gathered.num_bytes else []
+        self._send(record)
+        record.free_all(gathered)
         moved, kinds, copied = self._moved(record)
         record.free_all(moved)
         if self.job.rollout_offload != "none" or self.job.vllm_sync_parts is not None:  # ms-swift
@@ -91,6 +102,36 @@ class VllmRollout:
         record.allocate_all(kinds)
         self.copies = list(record.allocate_all(copied))
         record.free_all(others)
+
+    @staticmethod
+    def gathers_all(job: Job) -> bool:
+        """Whether adapters are merged with all weights gathered at once."""
+        return job.strategy == "zero3" and job.method != "full"
+
+    def _send(self, record: Recorder) -> None:
+        """Merge adapters, hand the weights over, and take the adapters out again.
+
+        A server gets copies in buffers, of which the one before is still on its way. The adapters are taken out when
+        the next weight is asked for and there is none: before the last buffer is filled, or behind it if it is full.
+        """
+        before: list[int] = []
+        self._merge(record)
+        for number, size in enumerate(self.chunks):
+            if number == len(self.chunks) - 1 and size <= PACKED_BYTES:
+                self._merge(record)
+            waiting = Storage(size if self.holds else 0, "communication", "weights gathered to be packed")
+            held = record.allocate(waiting)
+            stream = PACKING[number % len(PACKING)]
+            packed = record.allocate(Storage(size, "communication", "weights packed for vLLM's server", stream=stream))
+            record.free_all([held, *before])
+            before = [packed]
+        if not self.chunks or self.chunks[-1] > PACKED_BYTES:
+            self._merge(record)
+        record.free_all(before)
+
+    def _merge(self, record: Recorder) -> None:
+        """The product of an adapter's matrices, and the same times its scale (peft 0.21: get_delta_weight)."""
+        record.free_all(record.allocate_all([self.delta] * 2))
 
     def beside(self, storage: Storage) -> VllmRollout:
         """The generation with a storage that lives from its beginning to its end."""
@@ -134,10 +175,46 @@ def _live(record: Recorder) -> list[int]:
     return list(live)
 
 
+def packs_weights(job: Job) -> bool:
+    """Whether weights go to a vLLM server in buffers (trl 1.11, generation/vllm_client.py: update_named_params)."""
+    return job.generate_with == "vllm_server" and job.loss in OF_TRL
+
+
+def _packed(step: Step) -> list[int]:
+    """Bytes of each buffer: it ends with the weight that exceeds its size (vllm, packed_tensor.py: pack_tensors)."""
+    sizes = [0]
+    for one in step.placed:
+        if one.parameter.is_adapter:
+            continue
+        if sizes[-1] > PACKED_BYTES:
+            sizes.append(0)
+        sizes[-1] += sent_bytes(one, step.job)
+    return sizes
+
+
+def _delta_bytes(step: Step) -> int:
+    """Bytes of the largest product of an adapter's matrices; under FSDP each GPU makes its rows of it alone."""
+    job = step.job
+    if job.method == "full" or job.strategy == "fsdp" or job.loss not in OF_TRL:
+        return 0
+    outs = {one.parameter.name.partition(".lora_B")[0]: one for one in step.placed if ".lora_B." in one.parameter.name}
+    ins = {one.parameter.name.partition(".lora_A")[0]: one for one in step.placed if ".lora_A." in one.parameter.name}
+    sizes = (outs[name].parameter.shape[0] * ins[name].parameter.shape[-1] for name in outs.keys() & ins.keys())
+    return max(sizes, default=0) * DTYPE_BYTES[job.dtype if job.engine_casts else job.lora_dtype]
+
+
+def sent_bytes(one: Placed, job: Job) -> int:
+    """Bytes of a weight as it is stored, which FSDP's mixed precision does not cast for vLLM."""
+    if one.parameter.stored:
+        return one.storages()[0].num_bytes
+    stored = job.dtype if one.parameter.trains and job.strategy == "fsdp" else one.parameter.dtype
+    return prod(one.parameter.shape) * DTYPE_BYTES[stored]
+
+
 def _gathered_bytes(step: Step) -> int:
     """Bytes of sharded weights on their way to vLLM, as TRL and ms-swift gather them; 0 if none are.
 
-    TRL gathers all at once to merge adapters under ZeRO-3, else a layer's at a time (_iter_named_params). ms-swift
+    TRL gathers all at once to merge adapters under ZeRO-3, else one after another (_iter_named_params). ms-swift
     gathers all under ZeRO-3, adapters or not, or one of several parts (split_batches).
     """
     job = step.job
@@ -145,7 +222,11 @@ def _gathered_bytes(step: Step) -> int:
         return 0
     if job.strategy == "zero3" and job.vllm_sync_parts is not None:
         return _largest_part(step, job.vllm_sync_parts)
-    return weight_bytes(step) if job.strategy == "zero3" and job.method != "full" else gathered_bytes(step)
+    if VllmRollout.gathers_all(job):
+        return weight_bytes(step)
+    if job.loss not in OF_TRL:
+        return gathered_bytes(step)
+    return 0 if packs_weights(job) else max(sent_bytes(one, job) for one in step.placed)
 
 
 def _largest_part(step: Step, parts: int) -> int:

@@ -160,11 +160,6 @@ ROLLOUT_RULES = (
         " {rollout_offload=none}, or leave it out for the policy alone",
     ),
     Rule(
-        lambda job: job.reward_model is not None and job.shards_weights and not job.runs_openrlhf,
-        UNSUPPORTED,
-        "{reward_model} under {strategy} is not modelled; use {strategy=zero2}, or leave it out for the policy alone",
-    ),
-    Rule(
         lambda job: generates(job) and job.loss not in LOSSES[str(job.task)],
         UNSUPPORTED,
         "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
@@ -205,6 +200,13 @@ ROLLOUT_RULES = (
         lambda job: generates(job) and job.strategy == "device_map",
         UNSUPPORTED,
         "{strategy} with {task} is not modelled; use {strategy=ddp}",
+    ),
+    Rule(
+        lambda job: generates(job) and job.strategy == "fsdp" and job.fsdp.version == 1 and not job.runs_verl,
+        UNSUPPORTED,
+        "{strategy} version 1 with {task}: TRL's GRPO and RLOO stop as they send weights to vLLM (Non-root FSDP"
+        " instance's `_is_root`), and generation by transformers is not modelled; use fsdp version 2, or"
+        " {strategy=zero3}",
     ),
     Rule(
         lambda job: generates(job) and job.offload == "all",

@@ -102,6 +102,8 @@ class Tape:
         self.leaves: list[Tensor] = []
         self.autocast: str | None = None
         self.autocast_cache: dict[int, Tensor] = {}
+        self.in_inference_mode = False
+        """Whether ``torch.inference_mode`` is on, in which autocast of torch 2.13 keeps no cast weights."""
         self.frame: CheckpointFrame | None = None
         self.recomputing: CheckpointFrame | None = None
         self.in_backward = False

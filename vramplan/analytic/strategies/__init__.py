@@ -39,3 +39,8 @@ def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
 def gathered_bytes(step: Step) -> int:
     """Highest bytes of sharded weights that are gathered at a time in a forward without gradients."""
     return strategy_of(step, Recorder()).gathered_bytes()
+
+
+def passing_bytes(step: Step) -> int:
+    """The same of ``generate``, but for weights that the strategy gathers as it begins, and keeps."""
+    return strategy_of(step, Recorder()).passing_bytes()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, cast
@@ -181,6 +182,21 @@ class Strategy:
     def resume(self, state: State) -> None:
         """Go on from this state, one of those that :meth:`state` returns."""
 
+    @contextmanager
+    def scoring(self, scored: Step) -> Iterator[None]:
+        """Inside, sections are those of a forward without gradients that is no part of the step."""
+        step, self.step, self.phase = self.step, scored, ""
+        try:
+            yield
+        finally:
+            self.step = step
+
+    def generation_begins(self) -> None:
+        """Begin a generation by transformers."""
+
+    def generation_ends(self) -> None:
+        """End a generation by transformers."""
+
     def forward_ends(self) -> None:
         """End a forward."""
 
@@ -231,6 +247,10 @@ class Strategy:
     def gathered_bytes(self) -> int:
         """Highest bytes of gathered weights in a forward without gradients."""
         return 0
+
+    def passing_bytes(self) -> int:
+        """Of them, those that the strategy does not gather as a generation begins."""
+        return self.gathered_bytes()
 
     def drop_gradients(self, offset: int) -> None:
         """``zero_grad``."""

@@ -7,7 +7,8 @@ _fsdp_collectives.py). Memory allocated on communication streams does not serve 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -59,6 +60,11 @@ class Group:
         self.gradient = Storage(stored, "gradient", f"{name} gradients", "own rows", stream=REDUCE)
 
 
+def _before_layers(step: Step) -> set[UnfoldedSection]:
+    """Sections of a step whose next one is a layer."""
+    return {one for one, after in pairwise(step.unfolded.pieces) if one.layer is None and after.layer is not None}
+
+
 def _full_tensor(share: Weight, cards: int) -> Storage:
     """``DTensor.full_tensor()`` of a weight, in the dtype that it is stored in (trl 1.16, trainer/utils.py)."""
     return Storage(cards * share.num_bytes, "communication", f"{share.name}: full tensor", f"{share.dtype}, all rows")
@@ -100,9 +106,7 @@ class Fsdp2(Sharded):
         """Groups whose backward is over."""
         self.whole_head: list[int] = []
         """Those of them that exist."""
-        self.first = {
-            one for one, after in pairwise(step.unfolded.pieces) if one.layer is None and after.layer is not None
-        }
+        self.first = _before_layers(step)
         """Sections before a layer: what follows another forward has none."""
         self.inside = False
         """Whether the phase has reached the layers."""
@@ -175,9 +179,12 @@ class Fsdp2(Sharded):
                 self.record.allocate(storage)
 
     def gathered_bytes(self) -> int:
-        """Bytes of what stays gathered, and the largest other group with its packet and the one before's."""
         kept = sum(group.packet.num_bytes for group in self.order if group.keeps)
-        return kept + 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
+        return kept + self.passing_bytes()
+
+    def passing_bytes(self) -> int:
+        """Bytes of the largest group that does not stay, with its packet and the one before's."""
+        return 3 * max((group.packet.num_bytes for group in self.order if not group.keeps), default=0)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -199,6 +206,22 @@ class Fsdp2(Sharded):
             self._backward(piece, groups, events, offset)
         else:
             self._forward(groups, events, offset)
+
+    @contextmanager
+    def scoring(self, scored: Step) -> Iterator[None]:
+        first, self.first = self.first, _before_layers(scored)
+        with super().scoring(scored):
+            yield
+        self.first = first
+
+    def generation_begins(self) -> None:
+        """Gather what the first forward of ``generate`` does, of which the groups that stay serve training too."""
+        self.phase = "forward.0"
+        first = next(group for layer, group in self.layers.items() if layer < TOWER)
+        for groups in (self.before, [first]):
+            self._forward(groups, (), 0)
+        self._free_held()
+        self.phase = ""
 
     def forward_ends(self) -> None:
         self._free_held()

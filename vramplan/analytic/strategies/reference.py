@@ -18,7 +18,6 @@ from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of
 from vramplan.inputs.job import Zero
-from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 def second_model(step: Step, record: Recorder) -> Strategy:
     """The reference of a job that loads one."""
-    if step.job.strategy == "fsdp" and step.job.task not in ROLLOUTS:
+    if step.job.strategy == "fsdp":
         return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
     if step.job.strategy == "zero3":
         return Zero3Reference(step, record)

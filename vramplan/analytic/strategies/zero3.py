@@ -6,7 +6,8 @@ shape, every GPU has ceil(n / GPUs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
@@ -40,13 +41,19 @@ class ZeroStage3(ZeroStage):
         self.late: list[tuple[Trained, int]] = []
         """Gradients of a mixture that is one module, which are taken when its backward is over."""
         passes = self.modules.passes(self.is_reference)
+        self.forwards = len(passes)
+        """Forwards of a micro-step."""
+        self.scored: dict[int, Modules] = {}
+        """Modules of forwards without gradients that are no part of the step, by the number of their pass."""
         self.coordinator = Coordinator(record, passes, self.zero, self.job.offload == "all", self.send)
         self.recomputes = self.job.checkpointing == "full"
         self.coordinator.keeps_recomputed = self.recomputes and self.job.reentrant
         self.begins = True
         """Whether the next module begins a forward."""
         self.passes = 0
-        """Forwards that began."""
+        """Forwards of micro-steps that began."""
+        self.scores: int | None = None
+        """The number of the pass that scores."""
         self.current: Visit | None = None
         self.around: list[Visit] = []
         """Modules that began and did not end: one around it with weights of its own, those whose end nothing tells."""
@@ -170,9 +177,7 @@ class ZeroStage3(ZeroStage):
             if turn == self.running:
                 continue
             if self.begins:
-                number = self.passes % self.coordinator.passes
-                self.coordinator.restart(number, builds_graph=turn[0].startswith("forward"))
-                self.passes, self.begins = self.passes + 1, False
+                self._begin(turn)
             super().stretch(piece, events[done:number], offset, done)
             done = number
             self._leave()
@@ -188,6 +193,34 @@ class ZeroStage3(ZeroStage):
                     self.coordinator.leave(self.current, recomputes=turn[1])
                 self.current = self.coordinator.enter()
         super().stretch(piece, events[done:], offset, done)
+
+    def _begin(self, turn: Turn) -> None:
+        """Begin a forward."""
+        self.begins = False
+        if self.scores is not None:
+            self.coordinator.restart(self.scores, builds_graph=False)
+            return
+        self.coordinator.restart(self.passes % self.forwards, builds_graph=turn[0].startswith("forward"))
+        self.passes += 1
+
+    @contextmanager
+    def scoring(self, scored: Step) -> Iterator[None]:
+        if scored is self.step:  # a model that does nothing else
+            yield
+            return
+        number = next((number for number, one in self.scored.items() if one.step is scored), None)
+        if number is None:
+            modules = Modules(scored, self.own_weights(), self.weights)
+            number = self.coordinator.add_passes(modules.passes(self.is_reference))
+            self.scored[number] = modules
+        own, self.modules, self.scores = self.modules, self.scored[number], number
+        with super().scoring(scored):
+            yield
+        self.modules, self.scores = own, None
+
+    def generation_ends(self) -> None:
+        """Forget the order of the modules, whose hooks TRL takes off to generate (trl 1.16, models/utils.py)."""
+        self.coordinator.forget()
 
     def _leave(self) -> None:
         if self.current is not None:

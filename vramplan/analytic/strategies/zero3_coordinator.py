@@ -209,10 +209,16 @@ class Coordinator:
         )
         self.mode, self.running, self.trace = key.mode, key.trace, key.trace
 
-    @property
-    def passes(self) -> int:
-        """Number of forwards of a micro-step."""
-        return len(self.traces)
+    def add_passes(self, passes: Sequence[Sequence[Visit]]) -> int:
+        """Add forwards that are no part of a micro-step; the number of the first."""
+        self.traces += [Trace(visits) for visits in passes]
+        return len(self.traces) - len(passes)
+
+    def forget(self) -> None:
+        """Forget the order of the modules (_invalidate_trace)."""
+        self.mode = INVALID
+        self.queue.clear()
+        self._release_coming()
 
     @property
     def visits_left(self) -> bool:
@@ -244,9 +250,7 @@ class Coordinator:
             return
         expected = self.traces[self.trace].visits
         if self.step >= len(expected) or expected[self.step].weights != visit.weights:
-            self.mode = INVALID
-            self.queue.clear()
-            self._release_coming()
+            self.forget()
 
     def _gather_ahead(self) -> None:
         """Request the weights of later modules."""

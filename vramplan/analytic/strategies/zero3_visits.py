@@ -154,7 +154,7 @@ class Modules:
                     running = None
                 found[-1] += self._visits(running, turn, begins)
                 running, begins = turn, False
-        if found and not of_reference:
+        if found and phase.startswith("backward"):
             found[-1] += [Visit(None, (weight,)) for weight in self._hooked()]
         return found
 

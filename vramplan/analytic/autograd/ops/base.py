@@ -113,7 +113,7 @@ def low(x: Tensor) -> Tensor:
         return x if dtype is None else to(x, dtype)
     if not isinstance(x, Parameter):
         return to(x, dtype)
-    if not x.trains:
+    if not x.trains or tape.in_inference_mode:
         return to(x, dtype, f"{dtype} copy of the weight (autocast)")
     cast = tape.autocast_cache.get(id(x))
     if cast is None:
