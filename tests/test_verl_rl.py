@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "verl": {
         "logits": "undivided",
         "scored_tokens": 8 * 1024,
+        "entropy": False,
         "param_offload": False,
         "optimizer_offload": False,
         "layered_summon": False,
@@ -124,6 +125,8 @@ def test_settings(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
         ((f"{ROLLOUT}.temperature=0.7",), {"logits": "copied"}),
         ((f"{ACTOR}.use_kl_loss=True", f"{REF}.log_prob_micro_batch_size_per_gpu=16"), {"scored_tokens": 16 * 1024}),
         ((f"{ROLLOUT}.layered_summon=True",), {"layered_summon": True}),
+        ((f"{ACTOR}.entropy_coeff=0.001",), {"entropy": True}),
+        ((f"{ACTOR}.calculate_entropy=True",), {"entropy": True}),
     ],
 )  # fmt: skip
 def test_settings_of_its_own(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
@@ -240,14 +243,14 @@ def test_the_command_is_the_nearest_job() -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("algorithm.adv_estimator=gae", "PPO's critic"),
-        ("critic.enable=True", "critic.enable: PPO's critic"),
+        ("algorithm.adv_estimator=gae", "critic.model.path is not set: verl loads ~/models/deepseek-llm-7b-chat"),
+        ("critic.enable=True", "critic.model.path is not set"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable: True is a reward model"),
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy: fsdp2"),
         (f"{ROLLOUT}.name=sglang", "sglang is not modelled yet (the nearest estimate has vLLM)"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
-        (f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.entropy_coeff: 0.001"),
+        (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
         (f"{MODEL}.use_remove_padding=False", "use_remove_padding: off"),

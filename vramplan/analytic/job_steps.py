@@ -74,7 +74,7 @@ class _Common:
         self.shapes: dict[tuple[int, int, int], Shape] = {}
         self.evaluations: dict[tuple[int, int], Unfolded] = {}
         self.weights: Weights | None = None
-        self.generated: Generated = {}
+        self.generated = Generated()
 
 
 class JobSteps:
@@ -104,6 +104,10 @@ class JobSteps:
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         if is_colocated(job):
             check_share(spec, job, card)
+        if job.verl.critic is not None:
+            from vramplan.analytic.verl_critic import check_critic
+
+            check_critic(spec, job)
         if job.reward_model is not None:
             self.notes = [*self.notes, *reward_notes(job, card)]
             check_vocabulary(self.setting, job, card)

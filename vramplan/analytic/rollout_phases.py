@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic import ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
@@ -32,6 +32,9 @@ from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import DTYPE_BYTES, MiB, ceil_div
+
+if TYPE_CHECKING:
+    from vramplan.analytic.verl_critic import CriticPhases
 
 DECODED, WHOLE = 256, 32
 """Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
@@ -67,9 +70,16 @@ class RolloutPhase(NamedTuple):
         )
 
 
-Generated = dict[tuple[str, int, str], RolloutPhase]
-"""Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
-share them."""
+class Generated(dict[tuple[str, int, str], RolloutPhase]):
+    """Generations and their rewards that were simulated, by the number of prompts and the GPU.
+
+    Batches of the same size share them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critics: dict[str, CriticPhases] = {}
+        """Critics by the GPU: the batch of the actor does not matter to them."""
 
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout]:
@@ -81,8 +91,19 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
+    if step.job.verl.critic is not None:
+        phases += critic_of(step, generated).phases
     images = _images_before(step)
     return phases if images is None else [phase.beside(images) for phase in phases]
+
+
+def critic_of(step: Step, generated: Generated) -> CriticPhases:
+    """The critic of verl's PPO, which does not depend on the actor's batch."""
+    from vramplan.analytic.verl_critic import critic_phases
+
+    if step.card.name not in generated.critics:
+        generated.critics[step.card.name] = critic_phases(step)
+    return generated.critics[step.card.name]
 
 
 def generates_each_micro_step(job: Job) -> bool:
@@ -237,7 +258,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     setting, steps = replace(step.setting, job=_scored(step.job)), steps_per_generation(step.job)
     yield _gathered(
         step,
-        _recorded(step, "scoring", simulate_scoring(setting, steps), setting),
+        recorded_phase(step, "scoring", simulate_scoring(setting, steps), setting),
         whole=False,
     )
 
@@ -247,11 +268,11 @@ def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     if step.job.reward_model is not None:
         yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
-        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
-    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
+        yield recorded_phase(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
+    yield recorded_phase(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
 
 
-def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
+def recorded_phase(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
     """The events of a simulated forward of a setting, of all layers."""
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)

@@ -13,6 +13,7 @@ from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.reward_model import reward_adapters, reward_weights
 from vramplan.analytic.rollout_phases import (
     Generated,
+    critic_of,
     generates_each_micro_step,
     later_images,
     rollout_phases,
@@ -103,7 +104,7 @@ class SimulatedRun:
 
     def __init__(self, step: Step, generated: Generated | None = None) -> None:
         self.step = step
-        self.generated: Generated = {} if generated is None else generated
+        self.generated = Generated() if generated is None else generated
         self._layouts: dict[int, Layout] = {}
 
     @property
@@ -174,6 +175,9 @@ class SimulatedRun:
             record.allocate_all(reward_adapters(self.step))
         if self.step.job.reward_model is not None:
             record.allocate_all(reward_weights(self.step.job, self.step.card))
+        critic = None if self.step.job.verl.critic is None else critic_of(self.step, self.generated)
+        if critic is not None:
+            record.allocate_all(critic.weights)
         if is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
@@ -200,6 +204,8 @@ class SimulatedRun:
                         record.enter(one.name)
                         share.hold(one.needs)
                         one.record(record, known)
+                    if step == number == 0 and critic is not None:
+                        record.allocate_all(critic.states)
                     share.hold(ALL_PARTS)
                 if number == 0:
                     offset = record.splice(kind_of)

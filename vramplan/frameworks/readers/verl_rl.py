@@ -138,10 +138,6 @@ def engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
 
 def named(config: ConfigReader) -> Iterator[str]:
     """What the nearest estimate leaves out, with the setting that asks for it."""
-    has_critic = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
-    if config.boolean("critic.enable", default=has_critic):
-        place = config.place("critic.enable" if config.has("critic.enable") else "algorithm.adv_estimator")
-        yield f"{place}: PPO's critic, a second model that trains, is not modelled yet, nor in the nearest estimate"
     for section in REWARD_MODELS:
         apart = config.boolean(f"{section}.enable_resource_pool", default=False)
         if config.boolean(f"{section}.enable", default=False) and not apart:
