@@ -81,7 +81,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
     if where == "newest known" and verl_critic.is_old(config):
         version, where = verl_critic.LAST_OLD, f"the newest with {verl_critic.OLD_FSDP[:-1]}"
-    has_critic = verl_critic.is_on(config)
+    has_critic = verl_rl.has_critic(config)
     reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
     if has_critic:
         reasons += verl_critic.not_modelled(config, version)

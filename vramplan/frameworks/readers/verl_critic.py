@@ -35,12 +35,6 @@ OF_FSDP = ("offload_policy", "forward_prefetch", "mixed_precision", "wrap_policy
 """Settings that change memory, and are not modelled unless they are off."""
 
 
-def is_on(config: ConfigReader) -> bool:
-    """Whether there is a critic (trainer/ppo/utils.py: need_critic)."""
-    has_gae = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
-    return config.boolean(f"{CRITIC}enable", default=has_gae)
-
-
 def is_old(config: ConfigReader) -> bool:
     """Whether keys are those of verl before 0.8."""
     return any(name.startswith(OLD_FSDP) for name in config.source.settings)

@@ -40,7 +40,8 @@ def refuse(config: ConfigReader, reasons: Sequence[str]) -> UnsupportedError:
     job = nearest_job(config)
     model = config.string(f"{MODEL}path") or "MODEL"
     nearest = f"{estimate_command(model, job)} --loss standard"  # whole logits, in fp32 there
-    text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer: {nearest}"
+    without = " without the critic" if has_critic(config) else ""
+    text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer{without}: {nearest}"
     return UnsupportedError(f"{text}{_budget_text(config, model)}")
 
 
@@ -134,6 +135,12 @@ def engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
     if config.has(longest) and not config.is_null(longest):
         fields["vllm_max_length"] = config.integer(longest, default=1)
     return fields
+
+
+def has_critic(config: ConfigReader) -> bool:
+    """Whether there is a critic (trainer/ppo/utils.py: need_critic)."""
+    has_gae = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
+    return config.boolean("critic.enable", default=has_gae)
 
 
 def named(config: ConfigReader) -> Iterator[str]:
