@@ -231,6 +231,22 @@ def test_the_nearest_job(overrides: tuple[str, ...], expected: dict[str, Any]) -
     estimate(QWEN, "h100", **job, loss="standard")  # raises for what cannot run
 
 
+def test_the_command_of_a_model_with_images_is_of_text_alone() -> None:
+    """Images under FSDP are not modelled for TRL's trainer either."""
+    text = refusal(*BATCH, f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct")
+    assert "images are not modelled yet in verl's batches" in text
+    before, _, command = text.partition("GRPOTrainer on text alone: ")
+    assert command.endswith("--images 0 --loss standard"), before
+    estimate("Qwen/Qwen2.5-VL-3B-Instruct", "h100", **nearest(*BATCH), images=0, loss="standard")
+
+
+def test_a_budget_by_set_is_not_asked_about_again() -> None:
+    budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.n=8")
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    found = from_line(line(*BATCH, *budget), None, {}).with_settings({key: "9600"})
+    assert not any(note.kind == "doubt" and note.key == key for note in read(found, 1).notes)
+
+
 def test_the_command_is_the_nearest_job() -> None:
     text = refusal(SAMPLES, f"{ROLLOUT}.n=5", f"{ROLLOUT}.gpu_memory_utilization=0.6", f"{ACTOR}.strategy=fsdp2")
     words = shlex.split(text.partition("GRPOTrainer: ")[2])

@@ -242,6 +242,14 @@ class JobSteps:
             common.shapes[key] = shape
         return common.shapes[key]
 
+    def _add_critic(self, step: Step) -> None:
+        """Lay out the critic of a job that has one, once for all batches."""
+        critics = self._common.generated.critics
+        if step.job.verl.critic is not None and self.card.name not in critics:
+            from vramplan.analytic.verl_critic import critic_phases
+
+            critics[self.card.name] = critic_phases(step)
+
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
@@ -251,6 +259,7 @@ class JobSteps:
         shape = None if varies else self._known.find(job, rest, at.record)
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
+            self._add_critic(step)
             run = SimulatedRun(step, self._common.generated)
             shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
             if not varies:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vramplan.analytic import ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
@@ -32,9 +32,6 @@ from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import DTYPE_BYTES, MiB, ceil_div
-
-if TYPE_CHECKING:
-    from vramplan.analytic.verl_critic import CriticPhases
 
 DECODED, WHOLE = 256, 32
 """Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
@@ -70,6 +67,17 @@ class RolloutPhase(NamedTuple):
         )
 
 
+class CriticPhases(NamedTuple):
+    """What verl's critic adds to a run (:mod:`vramplan.analytic.verl_critic`)."""
+
+    weights: list[Storage]
+    """What is on the GPU all the time."""
+    states: list[Storage]
+    """The same from its first update on."""
+    phases: list[RolloutPhase]
+    """Its values and its update."""
+
+
 class Generated(dict[tuple[str, int, str], RolloutPhase]):
     """Generations and their rewards that were simulated, by the number of prompts and the GPU.
 
@@ -79,7 +87,7 @@ class Generated(dict[tuple[str, int, str], RolloutPhase]):
     def __init__(self) -> None:
         super().__init__()
         self.critics: dict[str, CriticPhases] = {}
-        """Critics by the GPU: the batch of the actor does not matter to them."""
+        """Critics by the GPU, which whoever lays out a run adds: the batch of the actor does not matter to them."""
 
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout]:
@@ -92,18 +100,9 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
     if step.job.verl.critic is not None:
-        phases += critic_of(step, generated).phases
+        phases += generated.critics[step.card.name].phases
     images = _images_before(step)
     return phases if images is None else [phase.beside(images) for phase in phases]
-
-
-def critic_of(step: Step, generated: Generated) -> CriticPhases:
-    """The critic of verl's PPO, which does not depend on the actor's batch."""
-    from vramplan.analytic.verl_critic import critic_phases
-
-    if step.card.name not in generated.critics:
-        generated.critics[step.card.name] = critic_phases(step)
-    return generated.critics[step.card.name]
 
 
 def generates_each_micro_step(job: Job) -> bool:

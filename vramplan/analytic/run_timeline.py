@@ -13,7 +13,6 @@ from vramplan.analytic.layer_folding import Unfolded
 from vramplan.analytic.reward_model import reward_adapters, reward_weights
 from vramplan.analytic.rollout_phases import (
     Generated,
-    critic_of,
     generates_each_micro_step,
     later_images,
     rollout_phases,
@@ -175,7 +174,7 @@ class SimulatedRun:
             record.allocate_all(reward_adapters(self.step))
         if self.step.job.reward_model is not None:
             record.allocate_all(reward_weights(self.step.job, self.step.card))
-        critic = None if self.step.job.verl.critic is None else critic_of(self.step, self.generated)
+        critic = None if self.step.job.verl.critic is None else self.generated.critics[self.step.card.name]
         if critic is not None:
             record.allocate_all(critic.weights)
         if is_colocated(self.step.job):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.prepare import fused_kernels, lay_out
+from vramplan.analytic.rollout_phases import CriticPhases, RolloutPhase, recorded_phase
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
@@ -29,23 +29,9 @@ from vramplan.inputs.tasks import class_of
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, Timeline
 
-if TYPE_CHECKING:
-    from vramplan.analytic.rollout_phases import RolloutPhase
-
 FIELD = "critic"
 SAMPLES = ModelInputs("AutoModelForTokenClassification", lambda _, job: of_verl(job))
 """What a micro-batch of the critic has."""
-
-
-class CriticPhases(NamedTuple):
-    """What a critic adds to a run."""
-
-    weights: list[Storage]
-    """What is on the GPU all the time."""
-    states: list[Storage]
-    """The same from its first update on."""
-    phases: list[RolloutPhase]
-    """Its values and its update."""
 
 
 def critic_job(job: Job) -> Job:
@@ -92,8 +78,6 @@ def check_critic(spec: ModelSpec, job: Job) -> None:
 
 def critic_phases(step: Step) -> CriticPhases:
     """The critic of a job beside its actor's step."""
-    from vramplan.analytic.rollout_phases import RolloutPhase, recorded_phase
-
     critic = step.job.verl.critic
     assert critic is not None
     setting, plan = _laid_out(step)

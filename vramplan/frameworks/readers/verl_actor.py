@@ -9,14 +9,13 @@ workers/actor/dp_actor.py.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
 from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
-from vramplan.frameworks.readers.verl_batches import most_tokens
+from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
     BUDGET,
@@ -31,7 +30,6 @@ from vramplan.frameworks.readers.verl_rl import (
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
-from vramplan.inputs.model_names import named_model
 from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div, divisors
 
@@ -152,7 +150,7 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
-    if _model_type(config) in IMAGE_PROCESSORS:
+    if verl_rl.model_type(config) in IMAGE_PROCESSORS:
         yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
 
 
@@ -186,13 +184,7 @@ def _by_tokens(config: ConfigReader, gpus: int) -> dict[str, Any]:
             "warning", BUDGET, f"{budget:,} is less than a prompt with its response, {longest:,}: verl stops at one"
         )
     elif budget < total:
-        fullest = min(total, most_tokens(budget, longest))
-        config.note(
-            "doubt",
-            BUDGET,
-            f"decides how many micro-batches there are; verl divides samples among them by work, so that one may hold"
-            f" up to {fullest:,} tokens; --set {BUDGET}={fullest} says whether they fit",
-        )
+        note_fullest(config, BUDGET, min(total, most_tokens(budget, longest)))
     return {
         "batches": "packed",
         "sequence_length": min(budget, total),
@@ -350,10 +342,3 @@ def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
 
 def _model(config: ConfigReader) -> str:
     return config.string(f"{MODEL}path") or ""
-
-
-def _model_type(config: ConfigReader) -> str:
-    """The architecture; empty for a model that is not known here."""
-    with suppress(VramplanError):  # whoever loads it says why it cannot be
-        return named_model(_model(config)).spec.model_type if _model(config) else ""
-    return ""

@@ -12,7 +12,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import verl_fsdp
-from vramplan.frameworks.readers.verl_batches import most_tokens
+from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import ACTOR, GENERATIONS, MODEL
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.model_names import named_model
@@ -149,12 +149,8 @@ def _by_tokens(config: ConfigReader, trained: int, inferred: int, longest: int, 
     """Packed rows of the budgets, or of all tokens if there are not as many."""
     total = samples * longest
     if trained < total:
-        fullest = min(total, most_tokens(trained, longest))
-        config.note(
-            "doubt",
-            BUDGET,
-            f"the critic's {trained:,} tokens decide how many micro-batches there are; one may hold up to {fullest:,}",
-        )
+        key = BUDGET if config.has(BUDGET) else INFERRED
+        note_fullest(config, key, min(total, most_tokens(trained, longest)))
     return {
         "batches": "packed",
         "sequence_length": min(trained, total),
