@@ -128,3 +128,27 @@ def test_the_command_line() -> None:
     assert found["phases"]["merge"] == 2 * COUNT
     assert all(one["source"] for one in found["tensors"])
     assert line not in cli("estimate", "qwen2.5-7b", "--gpu", "a100-80gb", *offloads[:-2]).stdout
+
+
+VERL: dict[str, Any] = {
+    "task": "grpo", "loss": "log_probs", "loop": "plain", "dtype": "fp32", "autocast": "bf16", "num_gpus": 8,
+    "strategy": "fsdp", "fsdp": {"version": 1}, "attention": "flash", "batches": "unpadded", "sequence_length": 1024,
+    "prompt_length": 512, "generate_with": "vllm_sleep", "optimizer": "adamw_torch",
+}  # fmt: skip
+CRITIC = {"sequence_length": 1024, "scored_tokens": 1024, "param_offload": True, "optimizer_offload": True}
+
+
+@pytest.mark.parametrize(
+    ("verl", "each"),
+    [
+        ({}, 0),
+        ({"param_offload": True}, 4),
+        ({"param_offload": True, "optimizer_offload": True}, 12),
+        ({"critic": CRITIC}, 12),
+    ],
+)
+def test_verl_keeps_what_does_not_run_on_the_host(verl: dict[str, Any], each: int) -> None:
+    """Bytes a parameter of a node with all shards: fp32 weights, and twice as much of states."""
+    host = host_memory(job_of(**VERL, verl=verl), COUNT, COUNT, "bf16")
+    assert host.phase_bytes()["train"] == pytest.approx(each * COUNT, rel=1e-6)
+    assert host.phase_bytes()["save"] == pytest.approx((each + 12) * COUNT, rel=1e-6)

@@ -1,4 +1,4 @@
-"""verl's actor on the tape: against runs of its own code, and what FSDP, host memory and vLLM make of it."""
+"""verl's actor and critic on the tape: against runs of its own code, and what FSDP, host memory and vLLM make of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def step(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "row", RECORDED[::5], ids=lambda row: f"{row['model']} {row['job'].get('method', 'lora')} {row['job']['verl']}"
+    "row", RECORDED[::8], ids=lambda row: f"{row['model']} {row['job'].get('method', 'lora')} {row['job']['verl']}"
 )
 def test_peaks_agree_with_verl(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model that is not sharded, which verl itself does not train."""
@@ -51,7 +51,7 @@ def test_peaks_agree_with_verl(row: dict[str, Any], monkeypatch: pytest.MonkeyPa
 @pytest.mark.full
 def test_all_runs_agree_with_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vramplan.analytic.prepare.check_job", lambda *_: None)
-    assert len(RECORDED) >= 20
+    assert len(RECORDED) >= 32
     errors = [errors_of(row) for row in RECORDED]
     assert max(max(each.values()) for each in errors) <= WORST
     assert median(error for each in errors for error in each.values()) <= MEDIAN
@@ -90,6 +90,82 @@ def test_the_compiled_code_of_entropies_holds_no_logits() -> None:
     with h100():
         code = code_of(entropies, [logits])
     assert set(re.findall(r"empty_strided_cuda\(\(([^)]*)\)", code)) == {"4096, "}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_compiled_gradient_of_entropies_is_one_tensor_of_logits() -> None:
+    """Forward keeps the logits and three numbers of a row; backward writes one tensor (AOTAutograd's partition)."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _triton
+
+    from tests.inductor_code import code_of, h100
+
+    rows, words, graphs = 4096, 2048, list[Any]()
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    def entropies(logits: Any) -> Any:
+        shares = torch.softmax(logits, dim=-1)
+        return torch.logsumexp(logits, dim=-1) - torch.sum(shares * logits, dim=-1)
+
+    traced = aot_function(
+        entropies, keep, keep,
+        partition_fn=min_cut_rematerialization_partition, decompositions=select_decomp_table(),
+    )  # fmt: skip
+    traced(torch.zeros(rows, words, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    for found in vars(_triton).values():
+        if hasattr(found, "cache_clear"):  # it was asked without a GPU
+            found.cache_clear()
+    own = []
+    for graph, shapes in ((graphs[0], [(rows, words)]), (graphs[1], [(rows, words), *[(rows, 1)] * 3, (rows,)])):
+        with FakeTensorMode():
+            dtypes = [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+            given = [torch.empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
+        with h100():
+            code = code_of(lambda *args, run=torch.fx.Interpreter(graph): list(run.run(*args)), given)
+        own.append(re.findall(r"empty_strided_cuda\(\(([^)]*)\)", code))
+    assert sorted(own[0]) == ["4096, ", "4096, ", "4096, 1", "4096, 1"]
+    assert own[1] == ["4096, 2048"]
+
+
+def test_a_gradient_of_entropies_stands_beside_that_of_log_probabilities() -> None:
+    """Nor is the second written over the logits, which the first needs."""
+    at_once = {"gradient_accumulation_steps": 1, "micro_batch_size": 16}
+    without, with_it = (step(verl={"entropy": given}, **at_once).phases["backward"] for given in (False, True))
+    assert 1.8 < (with_it - without) / (16 * 1024 * 151_936 * 2) < 2.01
+
+
+CRITIC = {"sequence_length": 1024, "micro_batch_size": 4, "gradient_accumulation_steps": 4, "scored_tokens": 4096}
+
+
+def test_a_critic_keeps_weights_and_states_beside_the_actors() -> None:
+    """An eighth of fp32 weights without a head of their own, and twice as much of states from its first update on."""
+    alone, both = step(verl={}).phases, step(verl={"critic": CRITIC}).phases
+    own = 4 * WEIGHTS / 8
+    assert both["loaded"] - alone["loaded"] == pytest.approx(own, rel=0.01)
+    for phase in ("generation", "scoring", "forward", "backward", "optimizer"):
+        assert both[phase] - alone[phase] == pytest.approx(3 * own, rel=0.01)
+    assert both["values"] < both["critic"]
+
+
+def test_a_critic_in_host_memory_is_there_while_it_runs() -> None:
+    off = {"param_offload": True, "optimizer_offload": True}
+    here, away, alone = (step(verl=verl).phases for verl in ({"critic": CRITIC}, {"critic": {**CRITIC, **off}}, {}))
+    assert away["critic"] == pytest.approx(here["critic"], rel=0.001)
+    assert {name: away[name] for name in alone} == alone
+
+
+def test_a_critic_of_another_model() -> None:
+    small = step(verl={"critic": {**CRITIC, "model": "qwen2.5-0.5b"}}).phases
+    assert small["loaded"] < step(verl={"critic": CRITIC}).phases["loaded"]
 
 
 def test_gradients_that_are_reduced_each_time_are_not_kept_whole() -> None:
@@ -132,6 +208,8 @@ def test_more_tokens_are_scored_than_trained_on() -> None:
         ({"strategy": "zero3", "fsdp": {}}, "FSDP 1 alone"),
         ({"num_gpus": 1}, "on several GPUs with vLLM"),
         ({"batches": "padded"}, "without padding"),
+        ({"verl": {"critic": {**CRITIC, "model": "gemma-3-1b-pt"}}}, "gemma3_text with a value for each token"),
+        ({"verl": {"critic": {**CRITIC, "model": "qwen2.5-vl-3b"}}}, "is not modelled"),
         ({"verl": {"scored_tokens": 1000}}, "whole samples of sequence_length=1024"),
         ({"task": None, "prompt_length": None, "generate_with": "transformers", "vllm_share": 0.3,
           "verl": {"param_offload": True}}, "verl has no meaning without"),

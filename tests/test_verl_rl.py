@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "verl": {
         "logits": "undivided",
         "scored_tokens": 8 * 1024,
+        "entropy": False,
         "param_offload": False,
         "optimizer_offload": False,
         "layered_summon": False,
@@ -124,6 +125,8 @@ def test_settings(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
         ((f"{ROLLOUT}.temperature=0.7",), {"logits": "copied"}),
         ((f"{ACTOR}.use_kl_loss=True", f"{REF}.log_prob_micro_batch_size_per_gpu=16"), {"scored_tokens": 16 * 1024}),
         ((f"{ROLLOUT}.layered_summon=True",), {"layered_summon": True}),
+        ((f"{ACTOR}.entropy_coeff=0.001",), {"entropy": True}),
+        ((f"{ACTOR}.calculate_entropy=True",), {"entropy": True}),
     ],
 )  # fmt: skip
 def test_settings_of_its_own(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
@@ -228,6 +231,22 @@ def test_the_nearest_job(overrides: tuple[str, ...], expected: dict[str, Any]) -
     estimate(QWEN, "h100", **job, loss="standard")  # raises for what cannot run
 
 
+def test_the_command_of_a_model_with_images_is_of_text_alone() -> None:
+    """Images under FSDP are not modelled for TRL's trainer either."""
+    text = refusal(*BATCH, f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct")
+    assert "images are not modelled yet in verl's batches" in text
+    before, _, command = text.partition("GRPOTrainer on text alone: ")
+    assert command.endswith("--images 0 --loss standard"), before
+    estimate("Qwen/Qwen2.5-VL-3B-Instruct", "h100", **nearest(*BATCH), images=0, loss="standard")
+
+
+def test_a_budget_by_set_is_not_asked_about_again() -> None:
+    budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.n=8")
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    found = from_line(line(*BATCH, *budget), None, {}).with_settings({key: "9600"})
+    assert not any(note.kind == "doubt" and note.key == key for note in read(found, 1).notes)
+
+
 def test_the_command_is_the_nearest_job() -> None:
     text = refusal(SAMPLES, f"{ROLLOUT}.n=5", f"{ROLLOUT}.gpu_memory_utilization=0.6", f"{ACTOR}.strategy=fsdp2")
     words = shlex.split(text.partition("GRPOTrainer: ")[2])
@@ -240,14 +259,14 @@ def test_the_command_is_the_nearest_job() -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("algorithm.adv_estimator=gae", "PPO's critic"),
-        ("critic.enable=True", "critic.enable: PPO's critic"),
+        ("algorithm.adv_estimator=gae", "critic.model.path is not set: verl loads ~/models/deepseek-llm-7b-chat"),
+        ("critic.enable=True", "critic.model.path is not set"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable: True is a reward model"),
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy: fsdp2"),
         (f"{ROLLOUT}.name=sglang", "sglang is not modelled yet (the nearest estimate has vLLM)"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
-        (f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.entropy_coeff: 0.001"),
+        (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
         (f"{MODEL}.use_remove_padding=False", "use_remove_padding: off"),

@@ -1,4 +1,4 @@
-"""The runs of verl's own actor on fake tensors that the tape is compared with, in tests/verl_runs.jsonl.
+"""The runs of verl's own actor and critic on fake tensors that the tape is compared with, in tests/verl_runs.jsonl.
 
 `python -m tests.verl_runs FOLDER` runs those that the file lacks; `FOLDER` has the unpacked package (0.7.1), for which
 ray, tensordict, omegaconf, hydra and codetiming have to be installed. It adds the peak of live tensors in each phase,
@@ -24,12 +24,26 @@ OWN: dict[str, Any] = {
     "generate_with": "vllm_server", "verl": {"logits": "in_place"},
 }  # fmt: skip
 MORE = {"logits": "in_place", "scored_tokens": 2048}
+ENTROPY = {"logits": "in_place", "entropy": True}
+
+
+def critic(**changes: Any) -> dict[str, Any]:
+    """Settings with a critic of the actor's model, in bf16: nothing casts weights that are not sharded."""
+    own = {"dtype": "bf16", "batches": "packed", "sequence_length": 1024, "scored_tokens": 1024}
+    return {"logits": "in_place", "critic": {**own, **changes}}
+
+
 OF_LLAMA: tuple[dict[str, Any], ...] = (
     {"gradient_accumulation_steps": 2},
     {**FULL, "gradient_accumulation_steps": 4, "sequence_length": 2048},
     {**FULL, "checkpointing": "none"},
     {"checkpointing": "none", "verl": MORE},
     {**FULL, "verl": MORE},
+    {**FULL, "checkpointing": "none", "verl": ENTROPY},
+    {"gradient_accumulation_steps": 2, "sequence_length": 4096, "verl": ENTROPY},
+    {**FULL, "verl": critic(sequence_length=4096, scored_tokens=8192, gradient_accumulation_steps=2)},
+    {"verl": critic(checkpointing="none", sequence_length=8192, scored_tokens=8192)},
+    {**FULL, "verl": critic(batches="padded", sequence_length=256, micro_batch_size=16, checkpointing="none")},
 )
 """Jobs on Llama."""
 
@@ -42,6 +56,10 @@ def cases() -> Iterator[dict[str, Any]]:
     for job in OF_LLAMA:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **job}}
     yield {"model": "qwen2.5-3b", "config": {}, "job": {**OWN, **FULL, "sequence_length": 8192}}
+    for model, config, own in FAMILIES[:7]:
+        if not model.startswith("gemma-3"):  # which transformers has no class for
+            yield {"model": model, "config": config, "job": {**OWN, **own, "verl": critic(sequence_length=4096)}}
+    yield {"model": "qwen2.5-0.5b", "config": {LAYERS: 6}, "job": {**OWN, **FULL, "verl": ENTROPY}}
 
 
 def recorded() -> list[dict[str, Any]]:

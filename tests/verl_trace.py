@@ -12,15 +12,17 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import nn
 
+from vramplan.analytic.verl_critic import critic_job
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.verl import Critic
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model import optimizers
 from vramplan.torch_backend.model.build import from_config
@@ -52,6 +54,21 @@ class CrossEntropy(torch.autograd.Function):
         return logits if ctx.in_place else torch.empty_like(logits), None, None
 
 
+class Entropies(torch.autograd.Function):
+    """What torch.compile's code of ``entropy_from_logits`` allocates and saves (tests/test_verl_actor.py compares)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        rows, dtype = (logits.shape[0], 1), logits.dtype
+        highest, sums, scale = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=dtype)
+        ctx.save_for_backward(logits, highest, sums, scale)
+        return torch.empty(logits.shape[0], dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
 def unpad_input(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Of samples without padding (flash_attn/bert_padding.py)."""
     indices = torch.arange(mask.numel())
@@ -81,25 +98,38 @@ def load(folder: Path) -> SimpleNamespace:
         vars(module).update({"__path__": [], **values})
         sys.modules[name] = module
     from verl.workers.actor import dp_actor
+    from verl.workers.critic import dp_critic
 
     for name in stubs:
         del sys.modules[name]
-    dp_actor.unpad_input, dp_actor.pad_input = unpad_input, pad_input
-    dp_actor.index_first_axis = lambda values, indices: values[indices]
-    dp_actor.rearrange = lambda values, _: values.reshape(-1, *values.shape[2:])
-    return SimpleNamespace(actor=dp_actor.DataParallelPPOActor)
+    for module in (dp_actor, dp_critic):
+        module.unpad_input, module.pad_input = unpad_input, pad_input
+        module.index_first_axis = lambda values, indices: values[indices]
+        module.rearrange = lambda values, _: values.reshape(-1, *values.shape[2:])
+    return SimpleNamespace(actor=dp_actor.DataParallelPPOActor, critic=dp_critic.DataParallelPPOCritic)
 
 
 class Numbers(HostReads):
-    """The actor reads back numbers for its logs: any does. No mask is all zero, and every gradient norm is finite."""
+    """Numbers are read back for logs: any does. Gradient norms are finite; no mask is all ones, or all zeros."""
 
-    tracker: StorageTracker
+    updates = False
+    """Whether an optimizer step runs, which asks whether its norm is finite."""
 
     def answer(self, func: Any, args: Any, module: Callable[[], str]) -> Any:
         """The result of an operation that needs data."""
         if func is aten._local_scalar_dense.default:
-            return self.tracker.marks[-1].phase == "optimizer" if args[0].dtype is torch.bool else 1.0
+            return self.updates if args[0].dtype is torch.bool else 1.0
         return super().answer(func, args, module)
+
+
+class OnHost(NamedTuple):
+    """A tensor in host memory until it is sent to the GPU."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def to(self, device: Any) -> torch.Tensor:
+        return torch.ones(self.shape, dtype=self.dtype)
 
 
 class Data:
@@ -108,7 +138,7 @@ class Data:
     def __init__(self, fields: dict[str, tuple[tuple[int, ...], torch.dtype]], rows: int, **info: Any) -> None:
         self.fields, self.rows, self.meta_info = fields, rows, info
         self.non_tensor_batch: dict[str, Any] = {}
-        self.batch: Any = fields
+        self.batch: Any = {name: OnHost((rows, *shape), dtype) for name, (shape, dtype) in fields.items()}
 
     def select(self, batch_keys: list[str], non_tensor_batch_keys: list[str]) -> Data:
         return Data({name: self.fields[name] for name in batch_keys}, self.rows, **self.meta_info)
@@ -118,19 +148,18 @@ class Data:
 
     def to(self, device: Any) -> Data:
         sent = Data(self.fields, self.rows)
-        sent.batch = {
-            name: torch.ones((self.rows, *shape), dtype=dtype) for name, (shape, dtype) in self.fields.items()
-        }
+        sent.batch = {name: one.to(device) for name, one in self.batch.items()}
         return sent
 
 
 @contextmanager
 def backward_is_a_phase(tracker: StorageTracker) -> Iterator[None]:
-    """Name the phases of a micro-batch."""
+    """Name the phases of a micro-batch; the critic's update is one."""
     own = torch.Tensor.backward
 
     def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        tracker.enter("backward")
+        if tracker.marks[-1].phase != "critic":
+            tracker.enter("backward")
         own(loss, *args, **kwargs)
 
     with mock.patch.object(torch.Tensor, "backward", backward):
@@ -138,27 +167,32 @@ def backward_is_a_phase(tracker: StorageTracker) -> Iterator[None]:
 
 
 class VerlRun:
-    """One tracked run of the actor."""
+    """One tracked run of the actor, and of the critic if the job has one."""
 
     def __init__(self, classes: SimpleNamespace, spec: ModelSpec, job: Job, gpu: Gpu) -> None:
         self.classes, self.spec, self.job, self.gpu = classes, spec, job, gpu
         self.fakes = Fakes()
-        numbers = Numbers(job, spec.name)
-        self.tracker = numbers.tracker = StorageTracker(self.fakes, numbers.answer, gpu)
+        self.numbers = Numbers(job, spec.name)
+        self.tracker = StorageTracker(self.fakes, self.numbers.answer, gpu)
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
         tracker, job = self.tracker, self.job
         with quiet(), as_cuda(self.gpu), tensors_in_lists(), ExitStack() as stack:
-            model = self._model()
+            model = self._model(job)
+            valuing = None if job.verl.critic is None else self._model(critic_job(job))
             recipe = optimizers.recipe(job)
             with self.fakes.mode:
                 tracker.sums.calibrate(tracker)
                 tracker.enter("loaded")
                 place(model, tracker)
+                if valuing is not None:
+                    place(valuing, tracker)
                 optimizer = optimizers.make(recipe, model, job)
+                critic = None if valuing is None else self._critic(valuing, optimizers.make(recipe, valuing, job))
             actor = self._actor(model, optimizer)
-            stack.enter_context(tracker.modules(model))
+            for one in (model, *([] if valuing is None else [valuing])):
+                stack.enter_context(tracker.modules(one))
             stack.enter_context(backward_is_a_phase(tracker))
             stack.enter_context(self.fakes.mode)
             stack.enter_context(tracker)
@@ -169,6 +203,8 @@ class VerlRun:
                     self._data(scored, temperature=1.0, use_dynamic_bsz=False, micro_batch_size=scored),
                     calculate_entropy=True,
                 )
+                if critic is not None:
+                    self._value(critic)
                 actor.update_policy(self._data(actor.config.ppo_mini_batch_size, temperature=1.0))
         timeline = tracker.timeline(None)
         return timeline.phase_peaks(timeline.live_bytes())
@@ -178,16 +214,18 @@ class VerlRun:
         """Tokens of a sample: four of them fill the row of a micro-batch."""
         return self.job.sequence_length // 4
 
-    def _data(self, rows: int, **info: Any) -> Data:
+    def _data(self, rows: int, scored: tuple[str, str] = ("old_log_probs", "advantages"), **info: Any) -> Data:
         length, answer = self._length, self._length - self._length // 4
         whole = dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((length,), torch.int64))
         answers = dict.fromkeys(("responses", "response_mask"), ((answer,), torch.int64))
-        numbers = dict.fromkeys(("old_log_probs", "advantages"), ((answer,), torch.float32))
+        numbers = dict.fromkeys(scored, ((answer,), torch.float32))
         return Data({**whole, **answers, **numbers}, rows, **info)
 
-    def _model(self) -> nn.Module:
-        job = self.job
-        model: nn.Module = from_config(self.spec, job, "meta", False, nullcontext).module
+    def _model(self, job: Job) -> nn.Module:
+        spec = self.spec
+        if job.is_verl_critic:  # workers/fsdp_workers.py: _build_critic_model_optimizer
+            spec = spec.model_copy(update={"config": {**spec.config, "classifier_dropout": 0.0}})
+        model: nn.Module = from_config(spec, job, "meta", False, nullcontext).module
         if job.method != "full":
             from peft import LoraConfig, get_peft_model
 
@@ -210,24 +248,62 @@ class VerlRun:
             use_remove_padding=True, use_fused_kernels=False, ulysses_sequence_parallel_size=1, use_torch_compile=False,
             entropy_from_logits_with_chunking=False, entropy_checkpointing=False, fsdp_config=Settings(),
             use_kl_loss=False, ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=4,
-            ppo_mini_batch_size=4 * job.gradient_accumulation_steps, entropy_coeff=0, calculate_entropy=False,
-            loss_agg_mode="token-mean", policy_loss=Settings(), clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
+            ppo_mini_batch_size=4 * job.gradient_accumulation_steps, calculate_entropy=False,
+            entropy_coeff=0.001 if job.verl.entropy else 0, loss_agg_mode="token-mean", policy_loss=Settings(),
+            clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
             clip_ratio_c=3.0, grad_clip=1.0, global_batch_info={},
         )  # fmt: skip
         with mock.patch("torch.distributed.get_rank", return_value=0):
             actor = self.classes.actor(config, model, optimizer)
         actor.device_name = "cuda"
-        # torch.compile's kernels write entropies alone
-        actor.compute_entropy_from_logits = lambda logits: torch.empty(logits.shape[0])
-        own_step = actor._optimizer_step
-
-        def step() -> Any:
-            tracker.enter("optimizer")
-            return own_step()
-
-        actor._optimizer_step = step
+        actor.compute_entropy_from_logits = Entropies.apply
+        self._follow(actor, "optimizer")
         model.register_forward_pre_hook(lambda *_: tracker.enter("forward") if torch.is_grad_enabled() else None)
         return actor
+
+    def _critic(self, model: nn.Module, optimizer: Any) -> Any:
+        critic = self.job.verl.critic
+        assert critic is not None
+        rows = self._rows(critic)
+        config = Settings(
+            model=Settings(use_remove_padding=critic.batches != "padded"), ulysses_sequence_parallel_size=1,
+            ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=rows,
+            ppo_mini_batch_size=rows * critic.gradient_accumulation_steps, cliprange_value=0.5,
+            loss_agg_mode="token-mean", grad_clip=1.0,
+        )  # fmt: skip
+        made = self.classes.critic(config, model, optimizer)
+        made.device_name = "cuda"
+        self._follow(made, "critic")
+        return made
+
+    def _follow(self, owner: Any, phase: str) -> None:
+        """Name the phase of an optimizer step, and answer that its norm is finite."""
+        own_step = owner._optimizer_step
+
+        def step() -> Any:
+            self.tracker.enter(phase)
+            self.numbers.updates = True
+            norm = own_step()
+            self.numbers.updates = False
+            return norm
+
+        owner._optimizer_step = step
+
+    def _rows(self, critic: Critic) -> int:
+        """Samples of the critic's micro-batch."""
+        return critic.micro_batch_size * critic.sequence_length // self._length
+
+    def _value(self, critic: Any) -> None:
+        """Values of the samples, and the update."""
+        asked = self.job.verl.critic
+        assert asked is not None
+        self.tracker.enter("values")
+        scored = asked.scored_tokens // self._length
+        critic.compute_values(self._data(scored, use_dynamic_bsz=False, micro_batch_size=scored))
+        self.tracker.enter("critic")
+        numbers = ("values", "returns")
+        critic.update_critic(self._data(critic.config.ppo_mini_batch_size, numbers))
+        self.tracker.enter("forward")
 
 
 class Settings(SimpleNamespace):

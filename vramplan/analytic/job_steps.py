@@ -76,7 +76,7 @@ class _Common:
         self.shapes: dict[tuple[int, int, int], Shape] = {}
         self.evaluations: dict[tuple[int, int], Unfolded] = {}
         self.weights: Weights | None = None
-        self.generated: Generated = {}
+        self.generated = Generated()
 
 
 class JobSteps:
@@ -106,6 +106,10 @@ class JobSteps:
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         if is_colocated(job):
             check_share(spec, job, card)
+        if job.verl.critic is not None:
+            from vramplan.analytic.verl_critic import check_critic
+
+            check_critic(spec, job)
         if job.reward_model is not None:
             self.notes = [*self.notes, *reward_notes(job, card)]
             check_vocabulary(self.setting, job, card)
@@ -243,6 +247,14 @@ class JobSteps:
             common.shapes[key] = shape
         return common.shapes[key]
 
+    def _add_critic(self, step: Step) -> None:
+        """Lay out the critic of a job that has one, once for all batches."""
+        critics = self._common.generated.critics
+        if step.job.verl.critic is not None and self.card.name not in critics:
+            from vramplan.analytic.verl_critic import critic_phases
+
+            critics[self.card.name] = critic_phases(step)
+
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
@@ -252,6 +264,7 @@ class JobSteps:
         shape = None if varies else self._known.find(job, rest, at.record)
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
+            self._add_critic(step)
             run = SimulatedRun(step, self._common.generated, self._critic(job))
             shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
             if not varies:

@@ -77,9 +77,27 @@ class RolloutPhase(NamedTuple):
         )
 
 
-Generated = dict[tuple[str, int, str], RolloutPhase]
-"""Generations and their rewards that were simulated, by the number of prompts and the GPU: batches of the same size
-share them."""
+class CriticPhases(NamedTuple):
+    """What verl's critic adds to a run (:mod:`vramplan.analytic.verl_critic`)."""
+
+    weights: list[Storage]
+    """What is on the GPU all the time."""
+    states: list[Storage]
+    """The same from its first update on."""
+    phases: list[RolloutPhase]
+    """Its values and its update."""
+
+
+class Generated(dict[tuple[str, int, str], RolloutPhase]):
+    """Generations and their rewards that were simulated, by the number of prompts and the GPU.
+
+    Batches of the same size share them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critics: dict[str, CriticPhases] = {}
+        """Critics by the GPU, which whoever lays out a run adds: the batch of the actor does not matter to them."""
 
 
 def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | VllmRollout | ShardedScoring]:
@@ -94,9 +112,11 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         forwards = (*_scoring(step), *_rewards(step, generated))
         return [
             *_generation(step, generated),
-            *(phase.emptied() for phase in scored if isinstance(phase, RolloutPhase)),
+            *(one.emptied() for one in forwards if isinstance(one, RolloutPhase)),
         ]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]
+    if step.job.verl.critic is not None:
+        phases += generated.critics[step.card.name].phases
     images = _images_before(step)
     return phases if images is None else [phase.beside(images) for phase in phases]
 
@@ -261,7 +281,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
     setting, steps = replace(step.setting, job=_scored(job)), steps_per_generation(job)
     record = simulate_scoring(setting, steps)
     if not job.shards_weights or job.runs_own_actor:
-        yield _gathered(step, _recorded(step, "scoring", record, setting), whole=False)
+        yield _gathered(step, recorded_phase(step, "scoring", record, setting), whole=False)
         return
     if scores_itself(job):
         yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY, steps)
@@ -274,11 +294,11 @@ def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     if step.job.reward_model is not None:
         yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
-        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
-    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
+        yield recorded_phase(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
+    yield recorded_phase(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
 
 
-def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
+def recorded_phase(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
     """The events of a simulated forward of a setting, of all layers."""
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)

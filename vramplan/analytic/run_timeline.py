@@ -106,7 +106,7 @@ class SimulatedRun:
 
     def __init__(self, step: Step, generated: Generated | None = None, critic: Critic | None = None) -> None:
         self.step, self.critic = step, critic
-        self.generated: Generated = {} if generated is None else generated
+        self.generated = Generated() if generated is None else generated
         self._layouts: dict[int, Layout] = {}
 
     @property
@@ -177,6 +177,9 @@ class SimulatedRun:
             scorers |= {one.phase: _loaded_beside(one.step, record) for one in sharded}
             if not sharded:
                 record.allocate_all(reward_weights(self.step.job, self.step.card))
+        critic = None if self.step.job.verl.critic is None else self.generated.critics[self.step.card.name]
+        if critic is not None:
+            record.allocate_all(critic.weights)
         if is_colocated(self.step.job):
             for storage in vllm_held(self.step):
                 record.allocate(storage)
@@ -215,6 +218,8 @@ class SimulatedRun:
                         one.record(record, known)
                         if generates:
                             share.generation_ends()
+                    if step == number == 0 and critic is not None:
+                        record.allocate_all(critic.states)
                     share.hold(ALL_PARTS)
                 if number == 0:
                     trains_beside = [] if beside is None else [record.allocate(beside)]

@@ -170,8 +170,9 @@ def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.runs_verl:
         return [
-            "verl's actor was compared with runs of its own code on one GPU; how FSDP shares it, and what goes to vLLM,"
-            " follow their sources"
+            f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
+            f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code on one GPU; how FSDP"
+            " shares the model, and what goes to vLLM, follow their sources"
         ]
     if job.runs_openrlhf:
         return [

@@ -429,6 +429,11 @@ class Job(Record):
         return self.runs_verl or self.runs_openrlhf
 
     @property
+    def is_verl_critic(self) -> bool:
+        """Whether it is the part of verl's critic in a job (:mod:`vramplan.analytic.verl_critic`)."""
+        return self.task == "token_classification" and self.loss == "log_probs"
+
+    @property
     def loads_reference(self) -> bool:
         """Whether a second model is on the GPU, which gives the log-probabilities of the reference, or teaches.
 

@@ -50,7 +50,7 @@ def _texts_of(job: Job) -> list[Input]:
     if job.task in ROLLOUTS and job.loss in OF_SWIFT:
         return _swift_completions(job)
     if job.runs_verl:
-        return _of_verl(job)
+        return of_verl(job)
     if job.runs_openrlhf:
         return _of_openrlhf(job)
     if job.task in ROLLOUTS:  # prompts and completions as generated, and which of their tokens count
@@ -72,10 +72,10 @@ def _prompt_and_sample(job: Job) -> list[Input]:
     return [*sample, *(Input(name, (max(job.prompt_length or 0, 1),)) for name in ("prompts", "prompt_attention_mask"))]
 
 
-def _of_verl(job: Job) -> list[Input]:
+def of_verl(job: Job) -> list[Input]:
     """Tokens of a micro-batch without padding, and what is known of each (verl 0.9.1, workers/engine_workers.py)."""
     names = ("input_ids", "position_ids", "prompts and responses", "loss_mask", "response_mask")
-    numbers = ("old_log_probs", "advantages")
+    numbers = ("values", "returns") if job.is_verl_critic else ("old_log_probs", "advantages")
     whole = [Input(name, (job.sequence_length,)) for name in names]
     return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]
 

@@ -7,6 +7,33 @@ from typing import Literal
 from vramplan.inputs.record import Record, field
 
 
+class Critic(Record):
+    """verl's critic: a second model that trains on the same GPUs and gives each token a value."""
+
+    model: str | None = None
+    """A name, a folder or a config.json; null: the actor's."""
+    batches: Literal["unpadded", "packed", "padded"] = "unpadded"
+    """How its micro-batches are made: padded without ``critic.model.use_remove_padding``."""
+    sequence_length: int = field(gt=0, le=1 << 24)
+    """Tokens of a row: of a sample, or of a budget."""
+    micro_batch_size: int = field(default=1, gt=0, le=1 << 24)
+    """Rows of a micro-batch."""
+    gradient_accumulation_steps: int = field(default=1, gt=0, le=1 << 24)
+    """Micro-batches of an update."""
+    scored_tokens: int = field(gt=0, le=1 << 24)
+    """Tokens of a forward that computes values without gradients."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Stored dtype of its weights, which are gathered in bf16."""
+    checkpointing: Literal["none", "full"] = "full"
+    """Whether its layers are recomputed in backward."""
+    replicas: int = field(default=1, gt=0, le=1 << 16)
+    """Groups of GPUs that each hold a full set of shards."""
+    param_offload: bool = False
+    """Whether its weights wait in host memory while it does not run."""
+    optimizer_offload: bool = False
+    """Whether its optimizer states do so except while it is updated."""
+
+
 class Verl(Record):
     """How verl's actor computes, scores and makes room for vLLM (`task` grpo with `loss` log_probs)."""
 
@@ -16,6 +43,10 @@ class Verl(Record):
     scored_tokens: int | None = field(default=None, gt=0, le=1 << 24)
     """Tokens of a forward without gradients (samples of ``log_prob_micro_batch_size_per_gpu``, or
     ``log_prob_max_token_len_per_gpu``); null: those of a micro-batch."""
+    entropy: bool = False
+    """Whether the entropies of the tokens are part of the loss (``entropy_coeff``)."""
+    critic: Critic | None = None
+    """The critic of PPO; null: none."""
     param_offload: bool = False
     """Whether weights wait in host memory while vLLM generates and the reference scores."""
     optimizer_offload: bool = False
@@ -37,6 +68,13 @@ class Verl(Record):
         if not self.optimizer_offload:
             found["optimizer_offload"] = self.model_copy(update={"optimizer_offload": True})
         if not self.param_offload:
-            both = {"optimizer_offload": True, "param_offload": True}
-            found["optimizer_offload param_offload"] = self.model_copy(update=both)
+            found["optimizer_offload param_offload"] = self.model_copy(update=OFFLOADED)
+        if self.critic is not None and not (self.critic.param_offload and self.critic.optimizer_offload):
+            critic = self.critic.model_copy(update=OFFLOADED)
+            names = "critic.optimizer_offload critic.param_offload"
+            found[names] = self.model_copy(update={"critic": critic})
+            found[f"optimizer_offload param_offload {names}"] = self.model_copy(update={"critic": critic, **OFFLOADED})
         return found
+
+
+OFFLOADED = {"optimizer_offload": True, "param_offload": True}

@@ -8,6 +8,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.sample_lengths import MICRO_STEPS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, TRL_TASKS
+from vramplan.inputs.verl import Critic
 from vramplan.memory.calibration import is_measured, margin_of
 from vramplan.memory.estimate import SimulatedStep
 from vramplan.memory.host import offloaded
@@ -166,10 +167,23 @@ def _describe_verl(job: Job) -> str:
     waiting = " and ".join(
         {"weights": "weights", "optimizer": "optimizer states"}[one] for one in job.verl.in_host_memory
     )
-    texts = [f"GRPO as verl's actor runs it (logits {logits[job.verl.logits]})", ENGINES[job.generate_with]]
+    entropy = ", entropies in the loss" if job.verl.entropy else ""
+    name = "GRPO" if job.verl.critic is None else "PPO"
+    texts = [f"{name} as verl's actor runs it (logits {logits[job.verl.logits]}{entropy})", ENGINES[job.generate_with]]
     if waiting:
         texts.append(f"{waiting} in host memory while they are not needed")
+    if job.verl.critic is not None:
+        texts.append(_describe_critic(job.verl.critic))
     return ", ".join(texts).format(share=job.vllm_share)
+
+
+def _describe_critic(critic: Critic) -> str:
+    """The critic's model, its micro-batch, and what of it waits in host memory."""
+    tokens = critic.micro_batch_size * critic.sequence_length
+    waits = {"weights": critic.param_offload, "optimizer states": critic.optimizer_offload}
+    waiting = " and ".join(name for name, does in waits.items() if does)
+    where = f", its {waiting} in host memory while they are not needed" if waiting else ""
+    return f"a critic ({critic.model or 'of the same model'}, {critic.dtype}, {tokens:,} tokens at a time{where})"
 
 
 def _describe_grpo(job: Job) -> str:

@@ -93,9 +93,14 @@ def host_memory(job: Job, num_parameters: int, num_trainable: int, stored_dtype:
         notes.append("PyTorch takes a power of two for each pinned tensor; that of single weights is not counted")
     if job.offload != "none" and "adam" not in job.optimizer:
         notes.append(f"the states of {job.optimizer} on the host are not known; Adam's are counted")
+    if job.runs_verl:
+        notes.append("what vLLM keeps on the host while it sleeps, and a reference that waits there, is not counted")
+        if job.verl.critic is not None and job.verl.critic.model is not None:
+            notes.append(f"the critic {job.verl.critic.model} is not counted")
     tensors = (
         *loading(job, num_parameters, stored_dtype or USUAL_DTYPE, gpus),
         *offloaded(job, num_parameters, num_trainable, gpus),
+        *waiting(job, num_parameters, num_trainable, gpus),
         *saving(job, num_parameters, num_trainable),
         *merging(job, num_parameters),
     )
@@ -157,6 +162,29 @@ def offloaded(job: Job, num_parameters: int, num_trainable: int, gpus: int) -> I
         yield shard("weights", all_own, base_bytes(job, all_own), where)
 
 
+def waiting(job: Job, num_parameters: int, num_trainable: int, gpus: int) -> Iterator[HostTensors]:
+    """What verl's actor and critic keep on the host while they do not run (verl 0.7.1, utils/fsdp_utils.py).
+
+    Neither offload_fsdp_model_to_cpu nor offload_fsdp_optimizer page-locks it.
+    """
+    shared = job.num_gpus // job.fsdp.replicas
+    trained, rest = ceil_div(num_trainable, shared), ceil_div(num_parameters, shared)
+    kept = [("the actor's", job.verl.param_offload, job.verl.optimizer_offload, job.dtype, trained, rest)]
+    critic = job.verl.critic
+    if critic is not None and critic.model is None:
+        own = ceil_div(num_parameters, job.num_gpus // critic.replicas)
+        kept.append(("the critic's", critic.param_offload, critic.optimizer_offload, critic.dtype, own, own))
+    for whose, weights, states, dtype, updated, count in kept:
+        width = DTYPE_BYTES[dtype]
+        for what, does, number, size in (
+            ("weights", weights, count, width),
+            ("Adam's states", states, updated, 2 * width),
+        ):
+            if does:
+                where = "verl/utils/fsdp_utils.py: param_offload, optimizer_offload"
+                yield HostTensors("train", f"{whose} {what}", gpus * number * size, gpus, number, where)
+
+
 def base_bytes(job: Job, num_parameters: int) -> int:
     """About the bytes of so many weights of the base model as it is stored: all linear layers quantized or none."""
     size = num_parameters * DTYPE_BYTES[job.dtype]
@@ -175,6 +203,13 @@ def pinned_bytes(num_bytes: int) -> int:
 def saving(job: Job, num_parameters: int, num_trainable: int) -> Iterator[HostTensors]:
     """A checkpoint on the process that writes it."""
     size = DTYPE_BYTES[job.dtype]
+    if job.runs_verl:
+        gpus, shared = job.num_gpus // job.num_nodes, job.num_gpus // job.fsdp.replicas
+        where = "verl/utils/checkpoint/fsdp_checkpoint_manager.py: ShardedStateDictConfig(offload_to_cpu=True)"
+        for what, count, width in (("weights", num_parameters, size), ("Adam's states", num_trainable, 2 * size)):
+            own = ceil_div(count, shared)
+            yield HostTensors("save", f"own parts of {what}", gpus * own * width, gpus, own, where)
+        return
     if job.method != "full" and job.strategy != "zero3":
         width = DTYPE_BYTES[job.lora_dtype]
         yield HostTensors(

@@ -23,11 +23,12 @@ from vramplan.step_time.rates import generation_of, is_timed
 from vramplan.step_time.step_time import ComputeTime, StepTime
 
 PHASES = (
-    "loaded", "generation", "scoring", "reward", "critic", "forward", "reference", "teacher", "backward", "optimizer",
-    "eval",
+    "loaded", "generation", "scoring", "reward", "values", "critic", "forward", "reference", "teacher", "backward",
+    "optimizer", "eval",
 )  # fmt: skip
 """All phases in order. `reference` (the forward of a preference loss's reference), `generation` and `scoring` (of
-completions, in reinforcement learning) and `critic` (its update, before the actor's) are not part of every job."""
+completions, in reinforcement learning), `values` and `critic` (a critic's forward, its update) are not part of every
+job."""
 
 MOSTLY_CACHED = 1.5
 """Reserved bytes over allocated ones from which on a smaller GPU is looked for than an unlimited one."""

@@ -19,7 +19,7 @@ from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record
-from vramplan.inputs.verl import Verl
+from vramplan.inputs.verl import Critic, Verl
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
 from vramplan.planner.load import load_both
@@ -158,6 +158,9 @@ def _gpu(data: dict[str, Any]) -> Gpu:
 
 def _job(data: dict[str, Any]) -> Job:
     kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl, "openrlhf": OpenRlhf}
+    critic = data["verl"].get("critic")
+    if critic is not None:
+        data["verl"] = {**data["verl"], "critic": Critic.model_construct(None, **critic)}
     parts = {name: kind.model_construct(None, **data[name]) for name, kind in kinds.items()}
     return Job.model_construct(None, **{**_tuples(data), **parts})
 

@@ -158,7 +158,7 @@ def trainer(job: Job) -> str:
     rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
     engine = f", {ENGINES[job.generate_with]}{rewards}" if job.task in ROLLOUTS else ""
     if job.runs_verl:
-        return f"{name} of verl, {ENGINES[job.generate_with]}"
+        return f"{name if job.verl.critic is None else 'PPO'} of verl, {ENGINES[job.generate_with]}"
     if job.loss in OF_FRAMEWORKS:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {

@@ -6,6 +6,7 @@ from weakref import ReferenceType, ref
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Node, Tensor
+from vramplan.analytic.autograd.ops import new_like
 
 
 def log_probs_loss(logits: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def divided(logits: Tensor, how: str) -> Tensor:
         return ops.scale_reshaped(logits, *rows)
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.new_like(tape, undivided, "gradient of the logits", passes=1)]
+        return [new_like(tape, undivided, "gradient of the logits", passes=1)]
 
     temperature = tape.empty((batch * length, 1), logits.dtype, "temperature of each token")
     node = tape.node((logits,), backward)
@@ -39,12 +40,34 @@ def divided(logits: Tensor, how: str) -> Tensor:
     return ops.output(node, tape, rows, logits.dtype, "logits divided by the temperature")
 
 
-def token_log_probs(logits: Tensor, labels: Tensor | None = None) -> Tensor:
-    """(N,) log-probabilities by (N, V) logits, whose memory the backward takes for their gradient."""
-    return _cross_entropy(logits, (logits.shape[0],), "log-probabilities per token", labels)
+def token_log_probs(logits: Tensor, labels: Tensor | None = None, in_place: bool = True) -> Tensor:
+    """(N,) log-probabilities by (N, V) logits; `in_place`: backward takes their memory for their gradient."""
+    return _cross_entropy(logits, (logits.shape[0],), "log-probabilities per token", labels, in_place)
 
 
-def _cross_entropy(logits: Tensor, shape: tuple[int, ...], what: str, labels: Tensor | None = None) -> Tensor:
+def token_entropies(logits: Tensor) -> Tensor:
+    """(N,) entropies by (N, V) logits, of code that torch.compile makes: it keeps the logits and numbers of each row.
+
+    (verl 0.7.1 to 0.9.1, utils/torch_functional.py: entropy_from_logits.) Backward writes one tensor like the logits.
+    """
+    tape, rows, like = logits.tape, logits.shape[0], logits.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [new_like(tape, like, "gradient of the logits by entropies", passes=2)]
+
+    node = tape.node((logits,), backward)
+    highest, sums = (tape.empty((rows, 1), "fp32", what) for what in ("highest logit per token", "sums per token"))
+    scale = tape.empty((rows, 1), like.dtype, "log-sum-exp per token")
+    tape.work(0, 2 * logits.num_bytes, like.dtype)
+    tape.save(node, logits, highest, sums, scale)
+    out = ops.output(node, tape, (rows,), like.dtype, "entropies per token")
+    del highest, sums, scale
+    return out
+
+
+def _cross_entropy(
+    logits: Tensor, shape: tuple[int, ...], what: str, labels: Tensor | None = None, in_place: bool = True
+) -> Tensor:
     """FlashAttention's cross-entropy with ``inplace_backward`` (utils/torch_functional.py: logprobs_from_logits).
 
     (flash-attn 058ad35, flash_attn/ops/triton/cross_entropy.py: CrossEntropyLoss.)
@@ -56,6 +79,8 @@ def _cross_entropy(logits: Tensor, shape: tuple[int, ...], what: str, labels: Te
         tape.work(0, 2 * num_bytes, like.dtype)
         node = own[0]()
         assert node is not None
+        if not in_place:
+            return [new_like(tape, like, "gradient of the logits", passes=1)]
         return [Tensor(tape, node.saved[-1], *like)]
 
     if labels is None:
@@ -79,7 +104,7 @@ def kept_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     tape, (batch, length, _), like = logits.tape, logits.shape, logits.like
 
     def backward(grad: Tensor) -> Grads:
-        return [ops.new_like(tape, like, "gradient of the logits", passes=2)]
+        return [new_like(tape, like, "gradient of the logits", passes=2)]
 
     node = tape.node((logits,), backward)
     sums, squares = (tape.empty((batch * length,), "fp32", what) for what in ("log-sum-exp per token", "z losses"))

@@ -60,16 +60,21 @@ def forward_of(setting: StepSpec) -> Forward:
 
 def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
+    if job.is_verl_critic:
+        return _compute_loss("verl_critic")
     name = _actor_of(job) or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
-    if name is None:
-        return None
-    found: ComputeLoss = _file("joined_texts" if job.joins_texts else name).compute_loss
+    return None if name is None else _compute_loss("joined_texts" if job.joins_texts else name)
+
+
+def _compute_loss(name: str) -> ComputeLoss:
+    found: ComputeLoss = _file(name).compute_loss
     return found
 
 
 def score_of(job: Job) -> Score:
     """What a task that generates completions computes of them without gradients."""
-    found: Score = _file(_actor_of(job) or "grpo").score
+    name = "verl_critic" if job.is_verl_critic else _actor_of(job) or "grpo"
+    found: Score = _file(name).score
     return found
 
 

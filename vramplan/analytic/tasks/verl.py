@@ -9,7 +9,7 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
-from vramplan.analytic.layers.log_probs import divided, token_log_probs
+from vramplan.analytic.layers.log_probs import divided, token_entropies, token_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.whole_logits import own_logits
@@ -23,7 +23,9 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     rows = logits.shape[0] * logits.shape[1]
     labels = tape.empty((rows,), "int64", "ids rolled by one")
     scaled = divided(logits, setting.job.verl.logits)
-    log_probs = token_log_probs(scaled, labels)
+    has_entropy = setting.job.verl.entropy  # of whose gradient the logits are a part, so that none overwrites them
+    log_probs = token_log_probs(scaled, labels, in_place=not has_entropy)
+    entropies = ops.copy(token_entropies(scaled), "entropies, padded") if has_entropy else None
     del scaled, labels
     log_probs = ops.copy(log_probs, "log-probabilities, padded")
     advantages = tape.empty((rows,), "fp32", "advantages")
@@ -34,7 +36,9 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     per_token = ops.least(first, second)
     del ratio, clipped, first, second, before, advantages, log_probs
     loss = ops.scale(ops.total(per_token))
-    del per_token, logits  # the model's output is named until the step's forward returns
+    if entropies is not None:
+        loss = ops.subtract(loss, ops.scale(ops.total(entropies)))
+    del per_token, entropies, logits  # the model's output is named until the step's forward returns
     return loss
 
 

@@ -9,14 +9,13 @@ workers/actor/dp_actor.py.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-from vramplan.errors import ConfigError, VramplanError
+from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
-from vramplan.frameworks.readers import verl_fsdp, verl_rl
+from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
-from vramplan.frameworks.readers.verl_batches import most_tokens
+from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
     BUDGET,
@@ -31,14 +30,13 @@ from vramplan.frameworks.readers.verl_rl import (
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
-from vramplan.inputs.model_names import named_model
 from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div, divisors
 
 PACKAGE, FIRST, NEWEST = "verl", "0.4", "0.9.1"
 FSDP = f"{ACTOR}fsdp_config."
 NOT_MODELLED: tuple[str, ...] = (
-    f"{ACTOR}entropy_coeff", f"{ACTOR}calculate_entropy", f"{ACTOR}calculate_sum_pi_squared",
+    f"{ACTOR}calculate_sum_pi_squared",
     f"{ACTOR}use_prefix_grouper", f"{ACTOR}entropy_checkpointing", f"{ACTOR}entropy_from_logits_with_chunking",
     f"{ACTOR}pad_to_length", f"{ACTOR}use_fused_kernels", f"{ACTOR}freeze_vision_tower",
     f"{FSDP}offload_policy", f"{FSDP}forward_prefetch", f"{FSDP}mixed_precision", f"{FSDP}entropy_checkpointing",
@@ -79,7 +77,12 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         ConfigError: for a batch with which verl stops.
     """
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    if where == "newest known" and verl_critic.is_old(config):
+        version, where = verl_critic.LAST_OLD, f"the newest with {verl_critic.OLD_FSDP[:-1]}"
+    has_critic = verl_rl.has_critic(config)
     reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
+    if has_critic:
+        reasons += verl_critic.not_modelled(config, version)
     if reasons:
         raise verl_rl.refuse(config, reasons)
     gpus = verl_rl.num_gpus(config)
@@ -100,7 +103,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         **verl_fsdp.dtypes(config, FSDP),
         **batch,
         **_engine(config, version, gpus),
-        "verl": _verl(config, version, batch),
+        "verl": _verl(config, version, batch) | _critic(config, version, gpus, has_critic),
         # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
         **allocator_settings(config, expandable=at_least(version, "0.6")),
     }
@@ -122,9 +125,9 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         f"{version} ({where})",
         _model(config),
         job,
-        _names(config, batch) | {"verl": _offloads(job["verl"])},
+        _names(config, batch) | {"verl": _offloads(job["verl"], version)},
         config.notes,
-        task="GRPO",
+        task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",
     )
 
@@ -145,7 +148,9 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{given}: off, so rows are padded, which is not modelled yet; modelled: True"
     if verl_rl.num_gpus(config) == 1:
         yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
-    if _model_type(config) in IMAGE_PROCESSORS:
+    if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
+        yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
+    if verl_rl.model_type(config) in IMAGE_PROCESSORS:
         yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
 
 
@@ -179,13 +184,7 @@ def _by_tokens(config: ConfigReader, gpus: int) -> dict[str, Any]:
             "warning", BUDGET, f"{budget:,} is less than a prompt with its response, {longest:,}: verl stops at one"
         )
     elif budget < total:
-        fullest = min(total, most_tokens(budget, longest))
-        config.note(
-            "doubt",
-            BUDGET,
-            f"decides how many micro-batches there are; verl divides samples among them by work, so that one may hold"
-            f" up to {fullest:,} tokens; --set {BUDGET}={fullest} says whether they fit",
-        )
+        note_fullest(config, BUDGET, min(total, most_tokens(budget, longest)))
     return {
         "batches": "packed",
         "sequence_length": min(budget, total),
@@ -203,11 +202,26 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
     return {
         "logits": logits,
         "scored_tokens": _scored_tokens(config, batch),
+        "entropy": _has_entropy(config, version),
         "param_offload": config.boolean(f"{FSDP}param_offload", default=False),
         "optimizer_offload": config.boolean(f"{FSDP}optimizer_offload", default=False),
         "layered_summon": config.boolean(f"{ROLLOUT}layered_summon", default=False),
         "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
     }
+
+
+def _has_entropy(config: ConfigReader, version: str) -> bool:
+    """Whether entropies have a gradient; from 0.8 on with a coefficient of 0 too (utils/losses.py: ppo_loss)."""
+    computed = config.boolean(f"{ACTOR}calculate_entropy", default=False)
+    return config.number(f"{ACTOR}entropy_coeff", default=0.0) != 0 or (computed and at_least(version, "0.8"))
+
+
+def _critic(config: ConfigReader, version: str, gpus: int, is_on: bool) -> dict[str, Any]:
+    """The critic, if there is one."""
+    if not is_on:
+        return {}
+    mini_batch = config.integer(MINI_BATCH, default=256)
+    return {"critic": verl_critic.read_critic(config, version, gpus, _longest(config), mini_batch)}
 
 
 def _scored_tokens(config: ConfigReader, batch: dict[str, Any]) -> int:
@@ -316,20 +330,15 @@ def _names(config: ConfigReader, batch: dict[str, Any]) -> dict[str, KeyNames]:
     return names | {"micro_batch_size": MICRO_BATCH, "gradient_accumulation_steps": steps}
 
 
-def _offloads(verl: dict[str, Any]) -> dict[Verl, str]:
+def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
     """What waits in host memory, by the keys."""
-    return {
-        settings: "; ".join(f"{FSDP}{name} True" for name in names.split())
-        for names, settings in Verl(**verl).offloads().items()
-    }
+
+    def key(name: str) -> str:
+        owner, _, own = name.rpartition(".")
+        return f"{verl_critic.offload_keys(version) if owner else FSDP}{own} True"
+
+    return {settings: "; ".join(map(key, names.split())) for names, settings in Verl(**verl).offloads().items()}
 
 
 def _model(config: ConfigReader) -> str:
     return config.string(f"{MODEL}path") or ""
-
-
-def _model_type(config: ConfigReader) -> str:
-    """The architecture; empty for a model that is not known here."""
-    with suppress(VramplanError):  # whoever loads it says why it cannot be
-        return named_model(_model(config)).spec.model_type if _model(config) else ""
-    return ""

@@ -64,6 +64,19 @@ def most_tokens(budget: int, longest: int) -> int:
     return (budget + longest) * (LINEAR_WORK + longest) // LINEAR_WORK
 
 
+def note_fullest(config: ConfigReader, budget: str, tokens: int) -> None:
+    """Say what a micro-batch may hold beyond its budget; a budget by ``--set`` is how one asks about that."""
+    if config.place(budget).startswith("--set "):
+        config.note("default", budget, "given by --set: taken as the fullest micro-batch, which is not exceeded")
+        return
+    config.note(
+        "doubt",
+        budget,
+        "decides how many micro-batches there are; verl divides samples among them by work, so that one may hold up to"
+        f" {tokens:,} tokens; --set {budget}={tokens} says whether they fit",
+    )
+
+
 def _by_tokens(config: ConfigReader, samples: int, longest: int) -> Batches:
     """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have."""
     budget = config.integer(BUDGET, default=8192)
@@ -85,12 +98,7 @@ def _by_tokens(config: ConfigReader, samples: int, longest: int) -> Batches:
     if steps == 1:
         config.note("default", BUDGET, f"{budget:,} is never reached: {samples} samples of {longest:,} tokens a GPU")
     else:
-        config.note(
-            "doubt",
-            BUDGET,
-            f"decides how many micro-batches there are; verl divides samples among them by work, so that one may hold"
-            f" up to {fullest:,} tokens; --set {BUDGET}={fullest} says whether they fit",
-        )
+        note_fullest(config, BUDGET, fullest)
     if not allocator_settings(config, expandable=False):
         config.note(
             "doubt",

@@ -8,13 +8,16 @@ job of TRL's GRPOTrainer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.token_keys import TOKEN_KEYS
+from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.model_names import named_model
 from vramplan.units import ceil_div, round_up
 
 PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
@@ -39,8 +42,10 @@ def refuse(config: ConfigReader, reasons: Sequence[str]) -> UnsupportedError:
     """
     job = nearest_job(config)
     model = config.string(f"{MODEL}path") or "MODEL"
-    nearest = f"{estimate_command(model, job)} --loss standard"  # whole logits, in fp32 there
-    text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer: {nearest}"
+    sees = model_type(config) in IMAGE_PROCESSORS  # whose images are not modelled on shards
+    nearest = f"{estimate_command(model, job)}{' --images 0' if sees else ''} --loss standard"  # whole logits, in fp32
+    without = f"{' on text alone' if sees else ''}{' without the critic' if has_critic(config) else ''}"
+    text = f"{'; '.join(reasons)}; nearest, TRL's GRPOTrainer{without}: {nearest}"
     return UnsupportedError(f"{text}{_budget_text(config, model)}")
 
 
@@ -81,6 +86,14 @@ def nearest_job(config: ConfigReader) -> dict[str, Any]:
     if rank:
         job |= {"lora_rank": rank, "lora_dtype": dtype}
     return job
+
+
+def model_type(config: ConfigReader) -> str:
+    """The architecture; empty for a model that is not known here."""
+    name = config.string(f"{MODEL}path") or ""
+    with suppress(VramplanError):  # whoever loads it says why it cannot be
+        return named_model(name).spec.model_type if name else ""
+    return ""
 
 
 def num_gpus(config: ConfigReader) -> int:
@@ -136,12 +149,14 @@ def engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
     return fields
 
 
+def has_critic(config: ConfigReader) -> bool:
+    """Whether there is a critic (trainer/ppo/utils.py: need_critic)."""
+    has_gae = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
+    return config.boolean("critic.enable", default=has_gae)
+
+
 def named(config: ConfigReader) -> Iterator[str]:
     """What the nearest estimate leaves out, with the setting that asks for it."""
-    has_critic = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
-    if config.boolean("critic.enable", default=has_critic):
-        place = config.place("critic.enable" if config.has("critic.enable") else "algorithm.adv_estimator")
-        yield f"{place}: PPO's critic, a second model that trains, is not modelled yet, nor in the nearest estimate"
     for section in REWARD_MODELS:
         apart = config.boolean(f"{section}.enable_resource_pool", default=False)
         if config.boolean(f"{section}.enable", default=False) and not apart:

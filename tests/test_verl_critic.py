@@ -1,0 +1,130 @@
+"""The critic of verl's PPO as `check` reads it, by the defaults of its sources (0.4 to 0.9.1)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramplan import check
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.detect import from_line
+from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.planner.read_config import read
+
+QWEN = "Qwen/Qwen2.5-0.5B"
+PPO = (
+    "algorithm.adv_estimator=gae", f"actor_rollout_ref.model.path={QWEN}", f"critic.model.path={QWEN}",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+)  # fmt: skip
+OLD = ("actor_rollout_ref.model.use_remove_padding=True", "critic.ppo_micro_batch_size_per_gpu=8")
+SAMPLES = {
+    "model": None,
+    "dtype": "fp32",
+    "checkpointing": "full",
+    "replicas": 1,
+    "param_offload": False,
+    "optimizer_offload": False,
+    "batches": "unpadded",
+    "sequence_length": 1024,
+    "micro_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "scored_tokens": 8 * 1024,
+}
+
+
+def parsed(*overrides: str, version: str | None = None) -> ParsedConfig:
+    line = f"python3 -m verl.trainer.main_ppo {shlex.join((*PPO, *overrides))}"
+    return read(from_line(line, None, {}), 1, version)
+
+
+def critic(*overrides: str, version: str | None = None) -> Any:
+    return parsed(*overrides, version=version).job["verl"]["critic"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "update"),
+    [
+        (("critic.model.use_remove_padding=True",), {}),
+        ((), {"batches": "padded"}),
+        (("critic.model.use_remove_padding=True", "critic.forward_micro_batch_size_per_gpu=16"),
+         {"scored_tokens": 16 * 1024}),
+        (("critic.model.use_remove_padding=True", "critic.ppo_mini_batch_size=512"),
+         {"gradient_accumulation_steps": 8}),
+        (("critic.model.use_remove_padding=True", "critic.model.fsdp_config.param_offload=True"),
+         {"param_offload": True}),
+        (("critic.model.use_remove_padding=True", "critic.model.path=Qwen/Qwen2.5-1.5B"),
+         {"model": "Qwen/Qwen2.5-1.5B"}),
+        (("critic.model.use_remove_padding=True", "critic.model.fsdp_config.model_dtype=bf16",
+          "critic.model.fsdp_config.fsdp_size=4"), {"dtype": "bf16", "replicas": 2}),
+    ],
+)  # fmt: skip
+def test_samples(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
+    """256 prompts for an update on 8 GPUs, in micro-batches of 8; padded unless it is told otherwise."""
+    assert critic(*OLD, *overrides, version="0.7.1") == {**SAMPLES, **update}
+
+
+def test_a_budget_of_tokens() -> None:
+    dynamic = (
+        *OLD, "critic.model.use_remove_padding=True", "critic.use_dynamic_bsz=True",
+        "critic.ppo_max_token_len_per_gpu=8192", "critic.forward_max_token_len_per_gpu=16384",
+    )  # fmt: skip
+    found = critic(*dynamic, version="0.7.1")
+    assert (found["batches"], found["sequence_length"], found["gradient_accumulation_steps"]) == ("packed", 8192, 4)
+    assert found["scored_tokens"] == 16384
+
+
+def test_samples_are_not_counted_from_0_8_on() -> None:
+    """Nobody hands ``ppo_micro_batch_size_per_gpu`` to the critic's engine, whose default is a budget of tokens."""
+    found = parsed("critic.ppo_micro_batch_size_per_gpu=2", "critic.fsdp.optimizer_offload=True")
+    job = found.job["verl"]["critic"]
+    assert (job["batches"], job["sequence_length"], job["scored_tokens"]) == ("packed", 32768, 32768)
+    assert (job["gradient_accumulation_steps"], job["optimizer_offload"]) == (1, True)
+    assert any("is not used from verl 0.8 on" in note.text for note in found.notes)
+    assert found.task == "PPO"
+
+
+def test_keys_say_which_verl_they_are_for() -> None:
+    found = parsed(*OLD, "critic.model.fsdp_config.param_offload=False")
+    assert found.version == "0.7.1 (the newest with critic.model.fsdp_config)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "version", "said"),
+    [
+        (("critic.strategy=fsdp2",), None, "critic.strategy: fsdp2"),
+        (("critic.model.lora_rank=8",), None, "critic.model.lora_rank: 8"),
+        (("critic.ulysses_sequence_parallel_size=2",), None, "critic.ulysses_sequence_parallel_size: 2"),
+        (("critic.model.use_remove_padding=False",), None, "critic.model.use_remove_padding is off"),
+        ((*OLD, "critic.use_dynamic_bsz=True"), "0.7.1", "critic.model.use_remove_padding is off"),
+    ],
+)
+def test_what_is_left_out_is_named(overrides: tuple[str, ...], version: str | None, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        parsed(*overrides, version=version)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (OLD[:1], "critic.ppo_micro_batch_size_per_gpu is not set: verl stops"),
+        ((OLD[0], "critic.ppo_micro_batch_size_per_gpu=5"), "5 does not divide the 32 samples"),
+    ],
+)
+def test_batches_that_stop_verl(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parsed(*overrides, version="0.7.1")
+
+
+@pytest.mark.full
+def test_host_memory_is_among_what_would_help(tmp_path: Path) -> None:
+    """Weights and states of actor and critic, an eighth of 32 bytes a parameter."""
+    script = tmp_path / "ppo.sh"
+    large = ("actor_rollout_ref.model.path=Qwen/Qwen2.5-14B", "critic.model.path=Qwen/Qwen2.5-14B")
+    script.write_text(f"python3 -m verl.trainer.main_ppo {shlex.join((*PPO, *large))}", encoding="utf-8")
+    verdict = check(script, "a100-80gb-sxm")
+    assert not verdict.fits
+    assert any("critic.fsdp.param_offload=True" in effect.settings for effect in verdict.advice)

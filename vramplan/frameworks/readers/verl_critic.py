@@ -1,0 +1,177 @@
+"""The critic of verl's PPO: a second model that trains on the same GPUs (0.4 to 0.9.1).
+
+(trainer/config/critic/dp_critic.yaml; before 0.8 workers/fsdp_workers.py: CriticWorker; since then the engine of the
+actor, trainer/ppo/ray_trainer.py and trainer/ppo/v1/trainer_base.py: critic_cfg.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers import verl_fsdp
+from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
+from vramplan.frameworks.readers.verl_rl import ACTOR, GENERATIONS, MODEL
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.model_names import named_model
+from vramplan.units import ceil_div
+
+CRITIC = "critic."
+OWN_MODEL = f"{CRITIC}model.path"
+OLD_FSDP = f"{CRITIC}model.fsdp_config."
+BUDGET, INFERRED = f"{CRITIC}ppo_max_token_len_per_gpu", f"{CRITIC}ppo_infer_max_token_len_per_gpu"
+MICRO_BATCH = f"{CRITIC}ppo_micro_batch_size_per_gpu"
+MOST_TOKENS = 32768
+"""The default of its budgets."""
+LAST_OLD = "0.7.1"
+"""The newest version whose critic has keys of its model for FSDP."""
+NOT_MODELLED = (
+    "model.lora_rank", "model.lora_adapter_path", "model.enable_activation_offload", "model.tiled_mlp.enabled",
+    "model.external_lib", "model.use_liger", "optim.override_optimizer_config",
+)  # fmt: skip
+OF_FSDP = ("offload_policy", "forward_prefetch", "mixed_precision", "wrap_policy.min_num_params", "pad_to_length")
+"""Settings that change memory, and are not modelled unless they are off."""
+
+
+def is_old(config: ConfigReader) -> bool:
+    """Whether keys are those of verl before 0.8."""
+    return any(name.startswith(OLD_FSDP) for name in config.source.settings)
+
+
+def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
+    """What of the critic keeps the job from being estimated."""
+    fsdp = _fsdp(version)
+    for name in (*(f"{CRITIC}{one}" for one in NOT_MODELLED), *(f"{fsdp}{one}" for one in OF_FSDP)):
+        if not config.is_off(name, 0, 0.0):
+            yield str(config.unsupported(name))
+    for name in (f"{CRITIC}strategy", f"{fsdp}strategy"):
+        if config.lowercase(name, default="fsdp") != "fsdp":
+            yield str(config.unsupported(name, "is not modelled yet; modelled: fsdp"))
+    for name in (f"{CRITIC}ulysses_sequence_parallel_size", f"{fsdp}ulysses_sequence_parallel_size"):
+        if config.integer(name, default=1) > 1:
+            yield str(config.unsupported(name))
+    padding = f"{CRITIC}model.use_remove_padding"
+    if not config.boolean(padding, default=at_least(version, "0.8")) and (
+        at_least(version, "0.8") or _counts_tokens(config)
+    ):
+        yield f"{config.place(padding)}: {padding} is off, so rows are padded, which is not modelled with token budgets"
+    if not config.has(OWN_MODEL):
+        yield f"{config.source.where}: {OWN_MODEL} is not set: verl loads ~/models/deepseek-llm-7b-chat then; give it"
+
+
+def read_critic(config: ConfigReader, version: str, gpus: int, longest: int, mini_batch: int) -> dict[str, Any]:
+    """The fields of :class:`vramplan.inputs.verl.Critic`.
+
+    Args:
+        config: the configuration.
+        version: verl's.
+        gpus: the GPUs of the training.
+        longest: tokens of a prompt with its response.
+        mini_batch: the default of its prompts of an update, of all GPUs.
+
+    Raises:
+        ConfigError: for a batch with which verl stops.
+        UnsupportedError: for a setting that is not modelled.
+    """
+    fsdp = _fsdp(version)
+    sharding = verl_fsdp.sharding(config, gpus, fsdp)
+    for name, modelled in (("use_orig_params", False), ("reshard_after_forward", True)):
+        if sharding[name] != modelled:
+            raise config.unsupported(f"{fsdp}{name}")
+    verl_fsdp.optimizer(config, f"{CRITIC}optim.")
+    verl_fsdp.attention(config, f"{CRITIC}model.")
+    checkpointing = config.boolean(f"{CRITIC}model.enable_gradient_checkpointing", default=True)
+    prompts = config.integer(f"{CRITIC}ppo_mini_batch_size", default=mini_batch)
+    samples = prompts * config.integer(GENERATIONS, default=1) // gpus
+    if samples < 1:
+        raise ConfigError(f"{config.place(f'{CRITIC}ppo_mini_batch_size')}: fewer samples than {gpus} GPUs")
+    return {
+        "model": _model(config),
+        "dtype": verl_fsdp.dtypes(config, fsdp)["dtype"],
+        "checkpointing": "full" if checkpointing else "none",
+        "replicas": sharding.get("replicas", 1),
+        "param_offload": config.boolean(f"{fsdp}param_offload", default=False),
+        "optimizer_offload": config.boolean(f"{fsdp}optimizer_offload", default=False),
+        **_batch(config, version, gpus, longest, samples),
+    }
+
+
+def offload_keys(version: str) -> str:
+    """What stands before ``param_offload`` and ``optimizer_offload``."""
+    return _fsdp(version)
+
+
+def _fsdp(version: str) -> str:
+    """What stands before the keys of its FSDP."""
+    return f"{CRITIC}fsdp." if at_least(version, "0.8") else OLD_FSDP
+
+
+def _counts_tokens(config: ConfigReader) -> bool:
+    return config.boolean(f"{CRITIC}use_dynamic_bsz", default=config.boolean(f"{ACTOR}use_dynamic_bsz", default=False))
+
+
+def _batch(config: ConfigReader, version: str, gpus: int, longest: int, samples: int) -> dict[str, Any]:
+    """Its micro-batches. From 0.8 on they are always as many samples as a budget holds: nobody hands on a number."""
+    if at_least(version, "0.8"):
+        for name in (MICRO_BATCH, f"{CRITIC}ppo_micro_batch_size"):
+            if config.has(name):
+                text = f"is not used from verl 0.8 on: its micro-batches have {MOST_TOKENS:,} tokens, or {INFERRED}"
+                config.note("warning", name, text)
+        inferred = config.integer(INFERRED, default=MOST_TOKENS)
+        trained = inferred if at_least(version, "0.9.1") else config.integer(BUDGET, default=MOST_TOKENS)
+        config.read_keys |= {BUDGET, f"{CRITIC}use_dynamic_bsz"}
+        return _by_tokens(config, trained, inferred, longest, samples)
+    if _counts_tokens(config):
+        trained = config.integer(BUDGET, default=MOST_TOKENS)
+        config.read_keys.add(MICRO_BATCH)
+        inferred = config.integer(f"{CRITIC}forward_max_token_len_per_gpu", default=trained)
+        return _by_tokens(config, trained, inferred, longest, samples)
+    micro = _rows(config, "ppo", gpus)
+    if micro is None:
+        raise ConfigError(f"{config.source.where}: {MICRO_BATCH} is not set: verl stops at that")
+    if samples % micro:
+        raise ConfigError(
+            f"{config.place(MICRO_BATCH)}: {micro} does not divide the {samples} samples of a GPU: verl stops at that"
+        )
+    padded = not config.boolean(f"{CRITIC}model.use_remove_padding", default=False)
+    return {
+        "batches": "padded" if padded else "unpadded",
+        "sequence_length": longest,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": samples // micro,
+        "scored_tokens": (_rows(config, "forward", gpus) or micro) * longest,
+    }
+
+
+def _by_tokens(config: ConfigReader, trained: int, inferred: int, longest: int, samples: int) -> dict[str, Any]:
+    """Packed rows of the budgets, or of all tokens if there are not as many."""
+    total = samples * longest
+    if trained < total:
+        key = BUDGET if config.has(BUDGET) else INFERRED
+        note_fullest(config, key, min(total, most_tokens(trained, longest)))
+    return {
+        "batches": "packed",
+        "sequence_length": min(trained, total),
+        "gradient_accumulation_steps": ceil_div(total, trained),
+        "scored_tokens": min(inferred, total),
+    }
+
+
+def _rows(config: ConfigReader, kind: str, gpus: int) -> int | None:
+    """Samples of a GPU's micro-batch, of ``ppo`` (the update) or ``forward`` (values); None if not set."""
+    each, whole = f"{CRITIC}{kind}_micro_batch_size_per_gpu", f"{CRITIC}{kind}_micro_batch_size"
+    if config.has(each):
+        return config.integer(each, default=1)
+    return max(1, config.integer(whole, default=1) // gpus) if config.has(whole) else None
+
+
+def _model(config: ConfigReader) -> str | None:
+    """Its model; None if it is the actor's.
+
+    Raises:
+        VramplanError: for a name that says nothing certain.
+    """
+    path = config.string(OWN_MODEL) or ""
+    return None if path == config.string(f"{MODEL}path") else named_model(path).spec.name
