@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vramplan import check
+from vramplan import check, fix
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_line
 from vramplan.frameworks.parsed_config import ParsedConfig
@@ -128,3 +128,19 @@ def test_host_memory_is_among_what_would_help(tmp_path: Path) -> None:
     verdict = check(script, "a100-80gb-sxm")
     assert not verdict.fits
     assert any("critic.fsdp.param_offload=True" in effect.settings for effect in verdict.advice)
+
+
+@pytest.mark.full
+def test_fix_scores_fewer_samples_at_a_time(tmp_path: Path) -> None:
+    """64 completions of 4,096 tokens have 80 GB of logits; 32 fit."""
+    script = tmp_path / "grpo.sh"
+    words = (
+        "algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B", "data.max_prompt_length=1024",
+        "data.max_response_length=3072", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+    )  # fmt: skip
+    script.write_text(f"python3 -m verl.trainer.main_ppo {shlex.join(words)}", encoding="utf-8")
+    changes = fix(script, "a100-80gb-sxm").changes
+    key = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
+    assert [(change.key, change.before, change.after) for change in changes] == [(key, "64", "32")]

@@ -76,5 +76,13 @@ class Verl(Record):
             found[f"optimizer_offload param_offload {names}"] = self.model_copy(update={"critic": critic, **OFFLOADED})
         return found
 
+    def fewer_scored(self, length: int) -> list[Verl]:
+        """Scoring half as many samples of `length` tokens at a time, and so on down to one."""
+        samples, found = (self.scored_tokens or 0) // length, []
+        while samples > 1:
+            samples //= 2
+            found.append(self.model_copy(update={"scored_tokens": samples * length}))
+        return found
+
 
 OFFLOADED = {"optimizer_offload": True, "param_offload": True}

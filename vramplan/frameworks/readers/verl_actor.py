@@ -125,7 +125,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         f"{version} ({where})",
         _model(config),
         job,
-        _names(config, batch) | {"verl": _offloads(job["verl"], version)},
+        _names(config, batch) | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job)},
         config.notes,
         task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",
@@ -338,6 +338,19 @@ def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
         return f"{verl_critic.offload_keys(version) if owner else FSDP}{own} True"
 
     return {settings: "; ".join(map(key, names.split())) for names, settings in Verl(**verl).offloads().items()}
+
+
+def _scoring_keys(config: ConfigReader, job: dict[str, Any]) -> dict[Verl, str]:
+    """The keys of fewer samples for each scoring, where samples are counted."""
+    if job["batches"] != "unpadded":
+        return {}
+    sections = (ROLLOUT, REF) if _refers(config) else (ROLLOUT,)
+
+    def keys(tokens: int) -> str:
+        samples = tokens // job["sequence_length"]
+        return "; ".join(f"{section}log_prob_micro_batch_size_per_gpu {samples}" for section in sections)
+
+    return {verl: keys(verl.scored_tokens or 0) for verl in Verl(**job["verl"]).fewer_scored(job["sequence_length"])}
 
 
 def _model(config: ConfigReader) -> str:
