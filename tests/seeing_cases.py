@@ -107,6 +107,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "lfm2_vl": (
+        "lfm2_vl",
+        {
+            **IDS,
+            "projector_hidden_size": 640,
+            "text_config": {
+                "model_type": "lfm2",
+                **SMALL,
+                "num_hidden_layers": 6,
+                "block_ff_dim": 1536,
+                "layer_types": ["conv", "full_attention"] * 3,
+            },
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 256,
+                "intermediate_size": 512,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 6,
+                "vision_use_head": False,
+            },
+        },
+    ),
 }
 """Type and configuration of each."""
 STOPS = ("qwen3_omni",)

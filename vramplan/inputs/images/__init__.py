@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.images import adaptive_tiles, fixed_tiles, native_resolution, videos
+from vramplan.inputs.images import adaptive_tiles, fixed_tiles, naflex, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
 from vramplan.inputs.job import Job
@@ -76,6 +76,7 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
         adaptive_tiles.phi4, f"{PHI}.img_processor", tuple(f"{PHI}.{part}" for part in PHI_PROJECTOR)
     ),
     "glm4v": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
+    "lfm2_vl": ImageProcessor(naflex.lfm2_vl, *LLAVA),
     "glm46v": ImageProcessor(native_resolution.glm4v, *QWEN),
     "glm4v_moe": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
 }

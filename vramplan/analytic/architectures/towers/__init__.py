@@ -24,6 +24,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "llama4": "llama4",
         "glm": "glm4v glm46v glm4v_moe",
         "mllama": "mllama",
+        "lfm2_vl": "lfm2_vl",
     },
 )
 """What each module of this folder describes."""
