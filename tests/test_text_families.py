@@ -25,7 +25,7 @@ def check(family: str, jobs: list[Job]) -> None:
     for job in jobs:
         found, traced = text_family_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
         of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
-        assert abs(of["tensors"]) <= 1e-3, (job, of)
+        assert abs(of["tensors"]) <= 2e-3, (job, of)
         assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
         assert abs(of["flops"]) <= 1e-3, (job, of)
         assert found[7:] == traced[7:], "parameters"

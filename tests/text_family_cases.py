@@ -8,15 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.family_cases import FULL, GEMMA4, JOBS, SMALL
+from tests.family_cases import FULL, GEMMA4, JOBS, SLIDING, SMALL
 from tests.helpers import ROOT
-from tests.matrix_cases import SETTINGS
+from tests.matrix_cases import SETTINGS, VOCABULARY
 from tests.traced_table import TracedTable
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
 ERNIE = {**SMALL, "num_hidden_layers": 6, "use_bias": False}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "mt5": {
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "vocab_size": VOCABULARY,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 1024,
+        "num_heads": 6,
+        "num_layers": 5,
+        "num_decoder_layers": 5,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "camembert": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 1026,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+    },
     "gemma4_unified_text": {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"},
     "ernie4_5": ERNIE,
     "ernie4_5_moe": {
@@ -55,6 +78,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "laguna": {
+        **SMALL,
+        "num_hidden_layers": 9,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 192,
+        "shared_expert_intermediate_size": 192,
+        "sliding_window": 128,
+        "layer_types": [FULL, SLIDING, SLIDING] * 3,
+        "num_attention_heads_per_layer": [8, 12, 12] * 3,
+    },
+    "mellum": {
+        **SMALL,
+        "num_hidden_layers": 9,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 192,
+        "sliding_window": 128,
+        "layer_types": [SLIDING, SLIDING, FULL] * 3,
+    },
     "solar_open": {
         **SMALL,
         "num_hidden_layers": 6,
@@ -81,8 +124,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Configurations by ``model_type`` and variant."""
-NO_FLASH = ("gemma4_unified",)
-"""Heads of 512 do not run there."""
+NO_FLASH = ("gemma4_unified", "mt5")
+"""Heads of 512 and biases do not run there."""
 
 
 WITHIN = "gemma4_unified, text"

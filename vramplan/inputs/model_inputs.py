@@ -254,6 +254,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "bert": ModelInputs("BertForMaskedLM", masked_text, table),
     "roberta": ModelInputs("RobertaForMaskedLM", masked_text, table_behind_padding),
     "xlm-roberta": ModelInputs("XLMRobertaForMaskedLM", masked_text, table_behind_padding),
+    "camembert": ModelInputs("CamembertForMaskedLM", masked_text, table_behind_padding),
     "distilbert": ModelInputs("DistilBertForMaskedLM", masked_text, table),
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),
@@ -276,6 +277,9 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     ),
     "wav2vec2": WAV2VEC2,
     "hubert": replace(WAV2VEC2, model_class="HubertForCTC"),
+    "mt5": ModelInputs(
+        "MT5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0}
+    ),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""

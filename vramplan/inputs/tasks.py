@@ -43,12 +43,13 @@ CLASS_NAMES: dict[str, ClassNames] = {
         " arcee=Arcee qwen2=Qwen2 qwen3=Qwen3 seed_oss=SeedOss"
         " smollm3=SmolLM3 gemma=Gemma gemma2=Gemma2"
         " phi=Phi phi3=Phi3 glm=Glm glm4=Glm4 starcoder2=Starcoder2 mixtral=Mixtral qwen2_moe=Qwen2Moe"
-        " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss",
+        " qwen3_moe=Qwen3Moe deepseek_v3=DeepseekV3 gpt_oss=GptOss helium=Helium nemotron=Nemotron stablelm=StableLm",
         classifies_tokens=True,
     ),
     **_decoders(
         "minicpm3=MiniCPM3 olmo2=Olmo2 olmo3=Olmo3 phimoe=Phimoe deepseek_v2=DeepseekV2 gptj=GPTJ opt=OPT"
-        " gpt_neox=GPTNeoX hunyuan_v1_dense=HunYuanDenseV1",
+        " gpt_neox=GPTNeoX hunyuan_v1_dense=HunYuanDenseV1 hunyuan_v1_moe=HunYuanMoEV1"
+        " olmo=Olmo",
         classifies_tokens=False,
     ),
     "gemma3_text": ClassNames("Gemma3Text", False, causal="Gemma3ForCausalLM"),
@@ -56,6 +57,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "bert": ClassNames("Bert", head="classifier"),
     "roberta": ClassNames("Roberta", head="classifier"),
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),
+    "camembert": ClassNames("Camembert", head="classifier"),
     "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),

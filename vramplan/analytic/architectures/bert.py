@@ -141,7 +141,7 @@ ARCHITECTURES = {
         refuses=(("is_decoder", True), ("position_embedding_type", "relative_key")),
     ),
     **dict.fromkeys(
-        ("roberta", "xlm-roberta"),
+        ("roberta", "xlm-roberta", "camembert"),
         Architecture(
             partial(masked_lm, variant=ROBERTA),
             encode=partial(encode, variant=ROBERTA),

@@ -1,7 +1,12 @@
-"""T5: an encoder, a decoder that attends to it, positions as a learned bias (transformers 5.23, modeling_t5.py)."""
+"""T5 and mT5: an encoder, a decoder that attends to it, positions as a learned bias.
+
+Mirrors transformers 5.23, modeling_t5.py, modeling_mt5.py.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from vramplan.analytic.architectures.architecture import Architecture, Shape, alike
@@ -29,14 +34,17 @@ def decoder_layers(c: Config) -> int:
     return c.count("num_decoder_layers", c.count("num_layers"))
 
 
-def write(forward: ForwardPass, c: Config) -> ModelOutput:
-    """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled."""
+def write(forward: ForwardPass, c: Config, scales: bool = True) -> ModelOutput:
+    """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled.
+
+    `scales`: false for mT5, which never does.
+    """
     net, labels = forward.net, forward.inputs["labels"]
     encoded = stack(forward, c, ENCODER, forward.inputs["input_ids"])
     net.tape.module = "inputs"
     shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
     hidden = x = stack(forward, c, DECODER, shifted, encoded)
-    if c.flag("tie_word_embeddings", True):
+    if scales and c.flag("tie_word_embeddings", True):
         x = ops.scale(hidden)
     logits = net.head(x, c.count("vocab_size"), tied=True)
     net.tape.module = "loss"
@@ -212,13 +220,17 @@ def bucketed(distances: Tensor, one_way: bool) -> Tensor:
 
 
 LOADS = ("shared", ENCODER, "encoder", DECODER, "decoder")
+T5 = Architecture(
+    write,
+    stacks=lambda c: alike(c.count("num_layers"), decoder_layers(c)),
+    shape=shape,
+    loads=LOADS,
+    attention=("sdpa", "eager"),
+    clamps_fp16=True,
+)
 ARCHITECTURES = {
-    "t5": Architecture(
-        write,
-        stacks=lambda c: alike(c.count("num_layers"), decoder_layers(c)),
-        shape=shape,
-        loads=LOADS,
-        attention=("sdpa", "eager"),
-        clamps_fp16=True,
-    )
+    "t5": T5,
+    "mt5": replace(
+        T5, forward=partial(write, scales=False), defaults={"feed_forward_proj": "gated-gelu", "vocab_size": 250112}
+    ),
 }

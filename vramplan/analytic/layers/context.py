@@ -33,6 +33,9 @@ class LayerKind(NamedTuple):
     shares: str = ""
     """``store``: later layers take its keys and values; ``reuse``: it takes an earlier one's (Gemma 3n, Gemma 4)."""
 
+    heads: int = 0
+    """Query heads, where layers differ in them (Laguna)."""
+
     @property
     def attends(self) -> bool:
         """Whether it takes a mask of attention."""
