@@ -36,6 +36,11 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
     {**PACKED, "micro_batch_size": 4, "gradient_accumulation_steps": 2},
     {**PACKED, **FULL, "checkpointing": "none", "openrlhf": {"divides_logits": True, "kl_loss": True}},
     {"reentrant": True, **FULL},
+    {**FULL, "openrlhf": {"entropy_loss": True}},
+    {"micro_batch_size": 8, "openrlhf": {"entropy_loss": True}},
+    {"micro_batch_size": 8, "openrlhf": {"divides_logits": True}},
+    {"micro_batch_size": 8, "gradient_accumulation_steps": 2, "openrlhf": {"kl_loss": True}, "reference": "model"},
+    {**FULL, **PACKED, "checkpointing": "none", "openrlhf": {"entropy_loss": True, "kl_loss": True}},
 )
 """Jobs on Llama."""
 

@@ -48,12 +48,13 @@ def load_actor(folder: Path) -> SimpleNamespace:
         vars(module).update({"__path__": [], **values})
         sys.modules[name] = module
     vars(sys.modules["openrlhf.utils"])["get_tokenizer"] = None
-    from openrlhf.models import ring_attn_utils
+    from openrlhf.models import actor, ring_attn_utils
     from openrlhf.models.model import _get_critic_model
     from openrlhf.trainer.ppo_utils.experience import Experience
     from openrlhf.trainer.ray import ppo_actor, ppo_critic
     from openrlhf.utils import loss_utils
 
+    actor.compute_entropy = Entropies.apply
     loss_utils._optimizer_step_loss_norm = lambda *_: {"batch_num_tokens": torch.zeros(())}
     ring_attn_utils.unpad_input, ring_attn_utils.pad_input = unpad_input, pad_input
     ring_attn_utils.index_first_axis = lambda values, indices: values[indices]
@@ -62,6 +63,22 @@ def load_actor(folder: Path) -> SimpleNamespace:
         modules={"actor": ppo_actor, "critic": ppo_critic}, experience=Experience, critic_class=_get_critic_model
     )
     return classes
+
+
+class Entropies(torch.autograd.Function):
+    """What torch.compile makes of ``compute_entropy``: three numbers for each row, and the logits, are saved.
+
+    (torch 2.13: the partitioner of AOTAutograd; Inductor's kernels hold no logits of their own.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits, *(torch.empty(logits.shape[:-1]) for _ in range(3)))
+        return torch.empty(logits.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
 
 
 def unpad_input(values: torch.Tensor, mask: torch.Tensor) -> tuple[Any, ...]:
@@ -172,7 +189,7 @@ class OpenRlhfActorRun(OpenRlhfRun):
         args = SimpleNamespace(
             train=SimpleNamespace(dynamic_batch_enable=False, max_epochs=1),
             ds=SimpleNamespace(tensor_parallel_size=1),
-            actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0.0),
+            actor=SimpleNamespace(entropy_coef=0.01 if job.openrlhf.entropy_loss else None, aux_loss_coef=0.0),
             algo=SimpleNamespace(kl=SimpleNamespace(use_loss=job.openrlhf.kl_loss, init_coef=0.01, estimator="k3")),
         )
         name = "ActorPPOTrainer" if self.trains == "actor" else "CriticPPOTrainer"

@@ -173,7 +173,8 @@ def test_the_defaults() -> None:
     assert (job["sequence_length"], job["batches"], job["strategy"]) == (2048, "padded", "zero2")
     assert (job["generate_with"], job["checkpointing"], job["attention"]) == ("vllm_server", "none", "flash")
     assert job["openrlhf"] == {
-        "divides_logits": False, "kl_loss": False, "sleeps": False, "processes": 0, "scored_samples": 1
+        "divides_logits": False, "entropy_loss": False, "kl_loss": False, "sleeps": False, "processes": 0,
+        "scored_samples": 1,
     }  # fmt: skip
     assert "reference" not in job
     assert found.task == "GRPO, the actor's GPUs"
@@ -214,6 +215,8 @@ def test_settings(words: str, expected: dict[str, Any]) -> None:
     [
         ("--rollout.temperature 0.7", "divides_logits", True),
         ("--algo.kl.use_loss", "kl_loss", True),
+        ("--actor.entropy_coef 0.001", "entropy_loss", True),
+        ("--actor.entropy_coef 0", "entropy_loss", False),
         ("--ds.enable_sleep", "sleeps", True),
         ("--rollout.micro_batch_size 16", "scored_samples", 16),
         ("--train.dynamic_batch_enable --rollout.max_tokens_per_gpu 32768", "scored_tokens", 32768),
@@ -229,7 +232,7 @@ def test_settings_of_openrlhf_alone(words: str, name: str, value: object) -> Non
     ("words", "said"),
     [
         ("--vllm.num_engines 0", "completions by transformers"),
-        ("--actor.entropy_coef 0.001", "actor.entropy_coef"),
+        ("--actor.entropy_coef 0.001 --rollout.temperature 0.7", "modified by an inplace operation"),
         ("--actor.optim muon", "actor.optim"),
         ("--algo.advantage.estimator grpo", "expected gae"),
         ("--train.enable_ema", "enable_ema"),

@@ -16,6 +16,8 @@ class OpenRlhf(Record):
     """Whether fp32 logits are divided where they lie, as at a temperature other than 1."""
     kl_loss: bool = False
     """Whether the loss has a KL term, for which log-probabilities of the reference come with each sample."""
+    entropy_loss: bool = False
+    """Whether the loss has the entropies of all tokens (a coefficient that is not 0)."""
     scored_samples: int | None = field(default=None, gt=0, le=1 << 20)
     """Samples of a forward without gradients (``rollout.micro_batch_size``); null: those of a micro-batch."""
     scored_tokens: int | None = field(default=None, gt=0, le=1 << 24)

@@ -104,7 +104,8 @@ def kept_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     tape, (batch, length, _), like = logits.tape, logits.shape, logits.like
 
     def backward(grad: Tensor) -> Grads:
-        return [new_like(tape, like, "gradient of the logits", passes=2)]
+        made = new_like(tape, like, "gradient of the logits", passes=2)
+        return [made.view(*like.shape)]  # of rows, of which another gradient makes a sum of its own
 
     node = tape.node((logits,), backward)
     sums, squares = (tape.empty((batch * length,), "fp32", what) for what in ("log-sum-exp per token", "z losses"))
@@ -112,4 +113,24 @@ def kept_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
     tape.save(node, logits, sums, labels)
     out = ops.output(node, tape, (batch, length), "fp32", "log-probabilities per token")
     del sums, squares
+    return out
+
+
+def compiled_entropies(logits: Tensor) -> Tensor:
+    """(B, S) entropies by (B, S, V) logits, which torch.compile saves with three numbers for each row.
+
+    (OpenRLHF 0.11, models/utils.py: compute_entropy.) Its kernels hold no logits of their own; the backward makes one
+    gradient.
+    """
+    tape, shape, like = logits.tape, logits.shape[:2], logits.like
+
+    def backward(grad: Tensor) -> Grads:
+        return [ops.new_like(tape, like, "gradient of the logits by their entropies", passes=2)]
+
+    node = tape.node((logits,), backward)
+    sums = [tape.empty(shape, "fp32", "sums for the entropies") for _ in range(3)]
+    tape.work(0, logits.num_bytes, logits.dtype)
+    tape.save(node, logits, *sums)
+    out = ops.output(node, tape, shape, "fp32", "entropies per token")
+    del sums
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
-from vramplan.analytic.layers.log_probs import kept_log_probs
+from vramplan.analytic.layers.log_probs import compiled_entropies, kept_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.whole_logits import logits_of
@@ -20,7 +20,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     """``actor_loss`` of a micro-batch of prompts with their responses, and the KL term if there is one."""
     tape, shape = net.tape, batch.inputs["input_ids"].shape
     hold_earlier(net, setting, phase, batch)
-    log_probs, logits = _token_log_probs(net, setting, phase, batch)
+    entropies: list[Tensor] = []
+    log_probs, logits = _token_log_probs(net, setting, phase, batch, entropies)
     net.loop_locals.append(logits)
     del logits
     tape.module = "loss"
@@ -36,6 +37,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         divergence = ops.clamp(ops.add(ops.exp(ops.neg(divergence)), divergence))
         per_token = ops.add(per_token, ops.mul(divergence, mask))
         del divergence
+    if entropies:
+        per_token = ops.subtract(per_token, ops.mul(entropies.pop(), mask))
     del ratio, first, second, difference, before, advantages, mask
     return ops.scale(ops.total(per_token))
 
@@ -46,8 +49,10 @@ def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     return _token_log_probs(net, setting, phase, batch)[0]
 
 
-def _token_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(B, S) log-probabilities, and the fp32 logits that the model's output holds."""
+def _token_log_probs(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, entropies: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(B, S) log-probabilities, and the fp32 logits that the model's output holds; `entropies` gets the entropies."""
     tape, ids = net.tape, batch.inputs["input_ids"]
     shape = ids.shape
     tape.module = "inputs"
@@ -55,6 +60,8 @@ def _token_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch) 
     positions = tape.empty(shape, "int64", "positions of tokens")
     logits = ops.to(logits_of(net, setting, phase, batch), "fp32", "logits in fp32")
     tape.module = "loss"
+    if entropies is not None and setting.job.openrlhf.entropy_loss:
+        entropies.append(compiled_entropies(logits))
     scored = ops.scale_in_place(logits) if setting.job.openrlhf.divides_logits else logits
     log_probs = ops.neg(kept_log_probs(scored, rolled))
     del scored, positions, rolled, ids

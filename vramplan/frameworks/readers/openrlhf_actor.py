@@ -1,37 +1,35 @@
 """OpenRLHF's reinforcement training, ``train_ppo_ray``: the GPUs of its actor (0.11.2, and 0.7 to 0.9 without dots).
 
-Each model is a group of Ray's processes, each with a GPU of its own unless models are colocated (cli/train_ppo_ray.py,
-trainer/ray/launcher.py). What is planned are the actor's GPUs, with the models that share them; other groups are named.
+What is planned are the actor's GPUs, with the models that share them; other groups of GPUs are named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings
 from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
+from vramplan.frameworks.readers.openrlhf_groups import (
+    NAMES,
+    TENSOR_PARALLEL,
+    Group,
+    critic_of,
+    estimator_of,
+    gpus_of,
+    groups_of,
+    reward_model_of,
+)
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job_values import FUSED_KERNELS
-from vramplan.inputs.load import names_setting
-from vramplan.inputs.model_names import named_model
 from vramplan.units import ceil_div
 
 PROGRAM = "train_ppo_ray"
-ESTIMATOR = ("algo.advantage.estimator", "advantage_estimator")
 MICRO_BATCH, BATCH = ("train.micro_batch_size", "micro_train_batch_size"), ("train.batch_size", "train_batch_size")
 SCORED = ("rollout.micro_batch_size", "micro_rollout_batch_size")
 BUDGET = ("train.max_tokens_per_gpu", "train_max_tokens_per_gpu")
 SCORED_TOKENS = ("rollout.max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
-COLOCATES = ("train.colocate_all", "colocate_all_models")
-WITH_REFERENCE = ("train.colocate_actor_ref", "colocate_actor_ref")
-WITH_REWARD = ("train.colocate_critic_reward", "colocate_critic_reward")
-ENGINES, SHARE = (
-    ("vllm.num_engines", "vllm_num_engines"),
-    ("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization"),
-)
-TENSOR_PARALLEL = ("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")
+SHARE = ("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization")
 SLEEPS = ("ds.enable_sleep", "deepspeed_enable_sleep")
 CHECKPOINTS = ("actor.gradient_checkpointing_enable", "gradient_checkpointing")
 NOT_MODELLED = (
@@ -39,22 +37,6 @@ NOT_MODELLED = (
     "actor.aux_loss_coef", "aux_loss_coef",
 )  # fmt: skip
 """Settings that change memory, and are not modelled unless they are off."""
-NAMES = {
-    "gae": "PPO", "reinforce": "REINFORCE++", "reinforce_baseline": "REINFORCE++-baseline", "rloo": "RLOO",
-    "group_norm": "GRPO", "dr_grpo": "Dr. GRPO",
-}  # fmt: skip
-"""Estimators of advantages, and what training with them is called."""
-
-
-class Group(NamedTuple):
-    """A model, or vLLM, and where it is."""
-
-    name: str
-    key: str
-    """The setting that says how many GPUs it has."""
-    gpus: int
-    is_shared: bool
-    """Whether it is on the actor's GPUs."""
 
 
 def read(config: ConfigReader, version: str) -> ParsedConfig:
@@ -66,9 +48,8 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     """
     for name in NOT_MODELLED:
         config.require_off(name)
-    _check_entropy(config)
-    groups = list(_groups(config))
-    gpus = _gpus(config, "actor")
+    groups = list(groups_of(config))
+    gpus = gpus_of(config, "actor")
     dtype, stage = read_dtype(config), config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
     batch, attention = _batch(config, gpus), read_attention(config)
     job: dict[str, Any] = {
@@ -103,9 +84,9 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         job["reference"] = "model"
     job["openrlhf"] = _openrlhf(config, batch, len(shared))
     if "the critic" in shared:
-        job["openrlhf"]["critic"] = _named(config, "critic", _critic(config))
+        job["openrlhf"]["critic"] = critic_of(config)
     if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
-        job["reward_model"] = _reward_model(config)
+        job["reward_model"] = reward_model_of(config)
     _note(config, job, groups)
     return ParsedConfig(
         "openrlhf",
@@ -114,71 +95,14 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         job,
         _names(config, batch),
         config.notes,
-        task=f"{NAMES[_estimator(config)]}, the actor's GPUs",
+        task=f"{NAMES[estimator_of(config)]}, the actor's GPUs",
         rows="packed" if batch["batches"] == "packed" else "samples",
     )
-
-
-def _estimator(config: ConfigReader) -> str:
-    """The estimator of advantages, which decides whether there is a critic.
-
-    Raises:
-        ConfigError: for one that OpenRLHF does not have.
-    """
-    name = config.lowercase(*ESTIMATOR, default="gae")
-    if name not in NAMES:
-        raise config.invalid(ESTIMATOR, ", ".join(NAMES))
-    return name
 
 
 def _has_dots(config: ConfigReader) -> bool:
     """Whether flags have dots, as from 0.10 on."""
     return any("." in name for name in config.source.settings)
-
-
-def _gpus(config: ConfigReader, model: str) -> int:
-    """GPUs of a model's group."""
-    each = config.integer(f"{model}.num_gpus_per_node", f"{model}_num_gpus_per_node", default=8, least=0)
-    return each * config.integer(f"{model}.num_nodes", f"{model}_num_nodes", default=1, least=0)
-
-
-def _groups(config: ConfigReader) -> Iterator[Group]:
-    """The models beside the actor, and vLLM."""
-    shares = config.boolean(*COLOCATES, default=False)
-    with_reference = config.boolean(*WITH_REFERENCE, default=False) or shares
-    if config.number("algo.kl.init_coef", "init_kl_coef", default=0.01) > 0:
-        gpus = _gpus(config, "ref")
-        if with_reference and gpus != _gpus(config, "actor"):
-            raise ConfigError(
-                f"{config.source.where}: {gpus} GPUs of the reference and {_gpus(config, 'actor')} of the actor:"
-                " OpenRLHF stops at that when they are colocated"
-            )
-        yield Group("the reference", "ref.num_gpus_per_node", gpus, with_reference)
-    has_critic = _estimator(config) == "gae"
-    if has_critic:
-        yield Group("the critic", "critic.num_gpus_per_node", _gpus(config, "critic"), shares)
-    remote = config.string("reward.remote_url", "remote_rm_url") or config.string(
-        "train.agent_func_path", "agent_func_path"
-    )
-    if not remote:
-        on_critics = has_critic and config.boolean(*WITH_REWARD, default=False)
-        name = "the reward model, beside the critic," if on_critics and not shares else "the reward model"
-        yield Group(name, "reward.num_gpus_per_node", _gpus(config, "reward"), shares)
-    engines = config.integer(*ENGINES, default=0, least=0)
-    if not engines:
-        raise UnsupportedError(
-            f"{config.source.where}: {ENGINES[0]} is not set: completions by transformers are not modelled in"
-            " OpenRLHF's trainer (0.11 has vLLM alone)"
-        )
-    is_async = config.boolean("train.async_enable", "async_train", default=False)
-    parallel = config.integer(*TENSOR_PARALLEL, default=1)
-    beside = shares and not is_async
-    if beside and engines * parallel != _gpus(config, "actor"):
-        raise ConfigError(
-            f"{config.source.where}: {engines} x {parallel} GPUs of vLLM and {_gpus(config, 'actor')} of the actor:"
-            " OpenRLHF stops at that when all models are colocated"
-        )
-    yield Group("vLLM", ENGINES[0], engines * parallel, beside)
 
 
 def _vllm(config: ConfigReader, groups: list[Group], longest: int) -> dict[str, Any]:
@@ -240,8 +164,10 @@ def _batch(config: ConfigReader, gpus: int) -> dict[str, Any]:
 
 def _openrlhf(config: ConfigReader, batch: dict[str, Any], processes: int) -> dict[str, Any]:
     """What OpenRLHF alone has: temperature, the KL term, scoring, host memory, and other processes."""
+    divides = config.number("rollout.temperature", "temperature", default=1.0) != 1
     found: dict[str, Any] = {
-        "divides_logits": config.number("rollout.temperature", "temperature", default=1.0) != 1,
+        "divides_logits": divides,
+        "entropy_loss": _has_entropies(config, divides),
         "kl_loss": config.boolean("algo.kl.use_loss", "use_kl_loss", default=False),
         "sleeps": config.boolean(*SLEEPS, default=False),
         "processes": processes,
@@ -254,39 +180,6 @@ def _openrlhf(config: ConfigReader, batch: dict[str, Any], processes: int) -> di
     return found
 
 
-def _reward_model(config: ConfigReader) -> str:
-    """The reward model.
-
-    Raises:
-        ConfigError: if there is none, or several, of which OpenRLHF takes one.
-    """
-    name = config.string("reward.model_name_or_path", "reward_pretrain")
-    if name is None:
-        raise ConfigError(
-            f"{config.source.where}: neither reward.model_name_or_path nor reward.remote_url is set: OpenRLHF has no"
-            " rewards then"
-        )
-    return name
-
-
-def _named(config: ConfigReader, field: str, name: str) -> str:
-    """The name by which another model is known here."""
-    with names_setting(field, name):
-        spec, note = named_model(name)
-    if note:
-        config.note("warning", field, note)
-    return spec.name
-
-
-def _critic(config: ConfigReader) -> str:
-    """The model that the critic begins with: its own, the reward model's, or the actor's (cli/train_ppo_ray.py)."""
-    own = config.string("critic.model_name_or_path", "critic_pretrain")
-    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
-    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
-    actor = config.string("actor.model_name_or_path", "pretrain")
-    return own or (reward or "").partition(",")[0] or actor or ""
-
-
 def _offloads_reference(config: ConfigReader, stage: int) -> bool:
     """Whether the reference's weights wait on the host, which DeepSpeed does at stage 3 alone."""
     return _offloads(config, "ref.offload") and stage == 3
@@ -297,17 +190,26 @@ def _offloads(config: ConfigReader, key: str) -> bool:
     return config.boolean(key, "ref_reward_offload", default=False)
 
 
-def _check_entropy(config: ConfigReader) -> None:
-    """Entropies for logs, with a coefficient of 0, hold no logits of their own; with another one they do."""
-    for name in ("actor.entropy_coef", "entropy_loss_coef"):
-        config.require_off(name, why="is not modelled yet: the entropies' gradient is another one of all logits")
+def _has_entropies(config: ConfigReader, divides: bool) -> bool:
+    """Whether the loss has entropies; with a coefficient of 0 they are for logs, and hold no logits of their own.
+
+    Raises:
+        ConfigError: if logits are divided where they lie after entropies were taken of them, at which autograd stops.
+    """
+    coefficient = config.number("actor.entropy_coef", "entropy_loss_coef", default=0.0)
+    if coefficient and divides:
+        raise ConfigError(
+            f"{config.source.where}: entropies in the loss at a temperature other than 1: OpenRLHF divides the logits"
+            " that they need in place, and PyTorch stops in backward (modified by an inplace operation)"
+        )
+    return coefficient != 0
 
 
 def _note(config: ConfigReader, job: dict[str, Any], groups: list[Group]) -> None:
     """Name the groups that are not planned, and what stops."""
     for group in groups:
         if not group.is_shared and group.gpus:
-            key = group.key if config.has(group.key) else group.key.replace(".", "_")
+            key = group.key if _has_dots(config) else group.key.replace(".", "_")
             text = f"whether {group.name} fits on its {group.gpus} GPUs, which are not planned; the actor's are"
             config.note("doubt", key, text)
     if job["method"] == "lora":

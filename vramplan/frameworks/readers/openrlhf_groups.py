@@ -1,0 +1,132 @@
+"""The groups of GPUs of OpenRLHF's reinforcement training: its models and vLLM, and which of them share the actor's.
+
+Each model is a group of Ray's processes, each with a GPU of its own unless models are colocated (0.11.2:
+cli/train_ppo_ray.py, trainer/ray/launcher.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.load import names_setting
+from vramplan.inputs.model_names import named_model
+
+ESTIMATOR = ("algo.advantage.estimator", "advantage_estimator")
+COLOCATES = ("train.colocate_all", "colocate_all_models")
+WITH_REFERENCE = ("train.colocate_actor_ref", "colocate_actor_ref")
+WITH_REWARD = ("train.colocate_critic_reward", "colocate_critic_reward")
+TENSOR_PARALLEL = ("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")
+ENGINES = ("vllm.num_engines", "vllm_num_engines")
+NAMES = {
+    "gae": "PPO", "reinforce": "REINFORCE++", "reinforce_baseline": "REINFORCE++-baseline", "rloo": "RLOO",
+    "group_norm": "GRPO", "dr_grpo": "Dr. GRPO",
+}  # fmt: skip
+"""Estimators of advantages, and what training with them is called."""
+
+
+class Group(NamedTuple):
+    """A model, or vLLM, and where it is."""
+
+    name: str
+    key: str
+    """The setting that says how many GPUs it has."""
+    gpus: int
+    is_shared: bool
+    """Whether it is on the actor's GPUs."""
+
+
+def estimator_of(config: ConfigReader) -> str:
+    """The estimator of advantages, which decides whether there is a critic.
+
+    Raises:
+        ConfigError: for one that OpenRLHF does not have.
+    """
+    name = config.lowercase(*ESTIMATOR, default="gae")
+    if name not in NAMES:
+        raise config.invalid(ESTIMATOR, ", ".join(NAMES))
+    return name
+
+
+def gpus_of(config: ConfigReader, model: str) -> int:
+    """GPUs of a model's group."""
+    each = config.integer(f"{model}.num_gpus_per_node", f"{model}_num_gpus_per_node", default=8, least=0)
+    return each * config.integer(f"{model}.num_nodes", f"{model}_num_nodes", default=1, least=0)
+
+
+def groups_of(config: ConfigReader) -> Iterator[Group]:
+    """The models beside the actor, and vLLM."""
+    shares = config.boolean(*COLOCATES, default=False)
+    with_reference = config.boolean(*WITH_REFERENCE, default=False) or shares
+    if config.number("algo.kl.init_coef", "init_kl_coef", default=0.01) > 0:
+        gpus = gpus_of(config, "ref")
+        if with_reference and gpus != gpus_of(config, "actor"):
+            raise ConfigError(
+                f"{config.source.where}: {gpus} GPUs of the reference and {gpus_of(config, 'actor')} of the actor:"
+                " OpenRLHF stops at that when they are colocated"
+            )
+        yield Group("the reference", "ref.num_gpus_per_node", gpus, with_reference)
+    has_critic = estimator_of(config) == "gae"
+    if has_critic:
+        yield Group("the critic", "critic.num_gpus_per_node", gpus_of(config, "critic"), shares)
+    remote = config.string("reward.remote_url", "remote_rm_url") or config.string(
+        "train.agent_func_path", "agent_func_path"
+    )
+    if not remote:
+        on_critics = has_critic and config.boolean(*WITH_REWARD, default=False)
+        name = "the reward model, beside the critic," if on_critics and not shares else "the reward model"
+        yield Group(name, "reward.num_gpus_per_node", gpus_of(config, "reward"), shares)
+    engines = config.integer(*ENGINES, default=0, least=0)
+    if not engines:
+        raise UnsupportedError(
+            f"{config.source.where}: {ENGINES[0]} is not set: completions by transformers are not modelled in"
+            " OpenRLHF's trainer (0.11 has vLLM alone)"
+        )
+    is_async = config.boolean("train.async_enable", "async_train", default=False)
+    parallel = config.integer(*TENSOR_PARALLEL, default=1)
+    beside = shares and not is_async
+    if beside and engines * parallel != gpus_of(config, "actor"):
+        raise ConfigError(
+            f"{config.source.where}: {engines} x {parallel} GPUs of vLLM and {gpus_of(config, 'actor')} of the actor:"
+            " OpenRLHF stops at that when all models are colocated"
+        )
+    yield Group("vLLM", ENGINES[0], engines * parallel, beside)
+
+
+def reward_model_of(config: ConfigReader) -> str:
+    """The reward model.
+
+    Raises:
+        ConfigError: if there is none, or several, of which OpenRLHF takes one.
+    """
+    name = config.string("reward.model_name_or_path", "reward_pretrain")
+    if name is None:
+        raise ConfigError(
+            f"{config.source.where}: neither reward.model_name_or_path nor reward.remote_url is set: OpenRLHF has no"
+            " rewards then"
+        )
+    return name
+
+
+def _named(config: ConfigReader, field: str, name: str) -> str:
+    """The name by which another model is known here."""
+    with names_setting(field, name):
+        spec, note = named_model(name)
+    if note:
+        config.note("warning", field, note)
+    return spec.name
+
+
+def critic_of(config: ConfigReader) -> str:
+    """The model that the critic begins with: its own, the reward model's, or the actor's (cli/train_ppo_ray.py).
+
+    Raises:
+        VramplanError: naming it, if it is not known.
+    """
+    own = config.string("critic.model_name_or_path", "critic_pretrain")
+    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
+    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
+    actor = config.string("actor.model_name_or_path", "pretrain")
+    return _named(config, "critic", own or (reward or "").partition(",")[0] or actor or "")
