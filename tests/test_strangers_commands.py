@@ -101,3 +101,50 @@ def test_keys_of_another_kind_of_training_say_how_they_are_read(tmp_path: Path) 
                     "num_generations: 8\nmax_completion_length: 512\nmax_prompt_length: 512\n")  # fmt: skip
     with pytest.raises(UnsupportedError, match="give framework=trl task=grpo"):
         from_path(path, None, {})
+
+
+FROM_TEMPLATE = """\
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import (DPOConfig, DPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_kbit_device_map, get_peft_config,
+                 get_quantization_config)
+
+script_args, training_args, model_args = TrlParser((ScriptArguments, DPOConfig, ModelConfig)).parse_args_and_config()
+quantization_config = get_quantization_config(model_args)
+kwargs = dict(
+    torch_dtype=model_args.torch_dtype,
+    attn_implementation=model_args.attn_implementation,
+    device_map=get_kbit_device_map() if quantization_config is not None else None,
+    quantization_config=quantization_config,
+)
+model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, **kwargs)
+peft_config = get_peft_config(model_args)
+ref_model = None
+if peft_config is None:
+    ref_model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, **kwargs)
+if script_args.ignore_bias_buffers:
+    model._ddp_params_and_buffers_to_ignore = [n for n, b in model.named_buffers() if b.dtype == torch.bool]
+trainer = DPOTrainer(model, ref_model, args=training_args, peft_config=peft_config,
+                     train_dataset=load_dataset(script_args.dataset_name)["train"],
+                     processing_class=AutoTokenizer.from_pretrained(model_args.model_name_or_path))
+trainer.train()
+"""
+COMMAND = "python mine.py --model_name_or_path Qwen/Qwen2.5-1.5B-Instruct --dataset_name d --max_length 512"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--torch_dtype bfloat16 --use_peft --lora_r 32", {"method": "lora", "lora_rank": 32, "dtype": "bf16"}),
+        ("--torch_dtype bfloat16", {"method": "full", "dtype": "bf16", "reference": "model"}),
+        ("--torch_dtype bfloat16 --use_peft --load_in_4bit", {"method": "lora", "quantize": "nf4", "lora_rank": 16}),
+        ("--torch_dtype bfloat16 --use_peft --load_in_8bit true", {"method": "lora", "quantize": "int8"}),
+        ("", {"method": "full", "dtype": "bf16"}),  # the checkpoint's own, as transformers 5 loads without a dtype
+    ],
+)
+def test_a_script_made_from_trls_template(folder: Path, flags: str, expected: dict[str, object]) -> None:
+    (folder / "mine.py").write_text(FROM_TEMPLATE)
+    (folder / "run.sh").write_text(f"{COMMAND} {flags}\n")
+    job = read(from_path(folder / "run.sh", None, {}), 1).job
+    assert job["task"] == "dpo"
+    assert {key: job.get(key) for key in expected} == expected

@@ -81,6 +81,7 @@ HARMLESS = frozenset(
 """Methods of a model that change no memory in training; input gradients cost one layer's, as counted."""
 HARMLESS_ATTRIBUTES = frozenset(
     [
+        "_ddp_params_and_buffers_to_ignore",
         "is_parallelizable",
         "model_parallel",
         "state_dict",

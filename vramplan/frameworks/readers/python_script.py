@@ -238,6 +238,8 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
     flash = settings.pop("use_flash_attention_2", None)
     if flash is not None and flash.value is True:
         settings["attn_implementation"] = ConfigValue("flash_attention_2", flash.place)
+    if "dtype" in settings and settings["dtype"].value is None:
+        settings.pop("dtype")  # the same as none given (transformers 5.23: PreTrainedModel.from_pretrained)
     if is_trl and "dtype" not in settings:
         version, _ = resolve_version("transformers", None, "5.23.0")
         settings["dtype"] = ConfigValue("auto" if at_least(version, "5.0") else "float32", f"{load.place}: no dtype")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from vramplan.frameworks.syntax.python import trl_functions
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, text_method
 from vramplan.frameworks.syntax.python.files import DUMPS, Files
 from vramplan.frameworks.syntax.python.functions import READ_ONLY
@@ -142,7 +143,9 @@ class Calls(Files):
         special = self._special(name, last, positional, keywords, node)
         if special is not NotImplemented:
             return special
-        parsed = self.parse(function, positional, keywords, node)
+        parsed = trl_functions.made(self, function, positional, node)
+        if parsed is NotImplemented:
+            parsed = self.parse(function, positional, keywords, node)
         if parsed is not NotImplemented:
             return parsed
         if (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.syntax.python import trl_functions
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded
 from vramplan.frameworks.syntax.python.classes import Classes
 from vramplan.frameworks.syntax.python.machine import Function
@@ -274,6 +275,8 @@ class CommandLine(Classes):
         if not own:
             call = self.record(library.name, node, [], keywords, spread)
             item = self.change(thing.id, "*")
+            if library.name == trl_functions.MODEL_CONFIG and flags is not None and not self.is_alone:
+                item.slots.update(trl_functions.DEFAULTS)
             item.slots.update(keywords)
             item.call = call
             self.adopt(thing, call)
