@@ -190,7 +190,7 @@ def _distilled(step: Step, who: str, generated: Generated) -> RolloutPhase:
 
 def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool = True) -> RolloutPhase:
     """``generate`` for so many prompts, beside the training's tensors."""
-    setting = _generating(trained, prompts)
+    setting = generating(trained, prompts)
     job, plan, gpu = setting.job, step.plan, step.card
     run = GenerationRun()
     new = step.job.sequence_length - job.sequence_length
@@ -212,7 +212,7 @@ def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool =
     return RolloutPhase("generation", kinds, run.kind_of, run.events)
 
 
-def _generating(setting: StepSpec, prompts: int) -> StepSpec:
+def generating(setting: StepSpec, prompts: int) -> StepSpec:
     """The forward of a generation within training: no checkpointing, all prompts of a generation at once."""
     job = setting.job
     changes = {
@@ -237,7 +237,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     setting, steps = replace(step.setting, job=_scored(step.job)), steps_per_generation(step.job)
     yield _gathered(
         step,
-        _recorded(step, "scoring", simulate_scoring(setting, steps), setting),
+        recorded(step, "scoring", simulate_scoring(setting, steps), setting),
         whole=False,
     )
 
@@ -247,11 +247,11 @@ def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     if step.job.reward_model is not None:
         yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
-        yield _recorded(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
-    yield _recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
+        yield recorded(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
+    yield recorded(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
 
 
-def _recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
+def recorded(step: Step, name: str, record: StepRecord, setting: StepSpec) -> RolloutPhase:
     """The events of a simulated forward of a setting, of all layers."""
     sizes = [info.on(step.card).num_bytes for info in record.storages]
     unfolded = unfold(record, step.plan, sizes, brief=True)

@@ -20,6 +20,7 @@ from vramplan.analytic.rollout_phases import (
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.analytic.value_rollout import value_rollout
 from vramplan.analytic.vllm_rollout import VllmRollout, vllm_held
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
@@ -189,7 +190,8 @@ class SimulatedRun:
         *micro_steps, (_, last) = ((number, list(sections)) for number, sections in grouped)
         end = last[0][0].first_event, last[0][1]
         offsets = []
-        rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
+        phases_of = rollout_phases if self.step.job.value_model is None else value_rollout
+        rollouts, known = phases_of(self.step, self.generated), dict[int, int]()
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
         recorded = MicroSteps(share, events, reference)
         for step in range(STEPS):

@@ -60,10 +60,19 @@ def forward_of(setting: StepSpec) -> Forward:
 
 def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
-    name = "verl" if job.runs_verl else LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
+    own = "verl" if job.runs_verl else "trl_ppo" if job.value_model is not None else None
+    name = own or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
     if name is None:
         return None
     found: ComputeLoss = _file("joined_texts" if job.joins_texts else name).compute_loss
+    return found
+
+
+def finish_of(job: Job) -> Callable[[Modules], None] | None:
+    """What a task's loop does behind the optimizer's step; None for nothing."""
+    if job.value_model is None:
+        return None
+    found: Callable[[Modules], None] = _file("trl_ppo").finish
     return found
 
 
