@@ -47,6 +47,14 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu, trains: bool = True) -> tuple[
         notes += [f"teacher: {note}" for note in check_teacher(spec, teacher, job, card) if note not in notes]
         setting, own = with_teacher(setting, teacher, fused_kernels(teacher, card))
         plan = FoldPlan((*plan.stacks, own))
+    if job.value_model is not None:
+        from vramplan.analytic.value_model import check_values, value_model_of, with_values
+
+        values = value_model_of(job)
+        assert values is not None
+        notes += check_values(spec, values, job, card)
+        setting, own = with_values(setting, values, fused_kernels(values, card))
+        plan = FoldPlan((*plan.stacks, own))
     if job.strategy == "device_map":
         from vramplan.analytic.strategies.device_map_layers import spread_out
 

@@ -4,7 +4,7 @@ Mirrors trl 1.16 (trainer/grpo_trainer.py: __init__, _calculate_rewards): a mode
 so that it runs under autocast. It gets all texts of a generation at once, and keeps their keys and values, as its
 ``use_cache`` is on. The texts are tokenized anew by its own tokenizer: as many tokens are assumed.
 PPO of LLaMA-Factory (0.9.5, train/trainer_utils.py: create_reward_model) has a whole language model with a value head,
-and scores a micro-batch at a time.
+and scores a micro-batch at a time. TRL's PPO calls what is below the head (1.9, experimental/utils.py: get_reward).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.tasks.reward import rewards_of
 from vramplan.analytic.train_step import new_modules
 from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
+from vramplan.analytic.value_phases import simulate_values
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -48,6 +49,11 @@ class Scored(NamedTuple):
     events: array[int]
 
 
+def of_llamafactory(job: Job) -> bool:
+    """Whether the reward model is a language model with a value head, of LLaMA-Factory's PPO."""
+    return job.task == "ppo" and job.value_model is None
+
+
 def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     """The job of the forward that scores `rows` texts."""
     possible = architecture_of(spec).architecture.attention
@@ -57,11 +63,11 @@ def reward_job(spec: ModelSpec, job: Job, rows: int) -> Job:
     shared = {"strategy": "zero3", "num_gpus": job.num_gpus, "zero": job.zero} if job.strategy == "zero3" else {}
     return Job(
         **shared,  # type: ignore[arg-type]
-        task="ppo" if job.task == "ppo" else "reward",
-        prompt_length=job.prompt_length if job.task == "ppo" else None,
+        task="ppo" if of_llamafactory(job) else "reward",
+        prompt_length=job.prompt_length if of_llamafactory(job) else None,
         method="full",
         dtype=job.dtype_of_rewards,
-        autocast=job.autocast,
+        autocast="none" if job.value_model is not None else job.autocast,
         sequence_length=job.sequence_length,
         batches="padded",
         micro_batch_size=rows,
@@ -123,15 +129,15 @@ def check_vocabulary(policy: StepSpec, job: Job, gpu: Gpu) -> None:
     own, given = (one.architecture.shape(one.config).vocabulary for one in (scores, policy))
     if job.task == "ppo" and own < given:
         raise ConfigError(
-            f"{setting('reward_model', job.reward_model)}: has {own:,} tokens, and the policy {given:,}: LLaMA-Factory"
-            " hands it the policy's ids; give one with the same tokenizer"
+            f"{setting('reward_model', job.reward_model)}: has {own:,} tokens, and the policy {given:,}, whose ids PPO"
+            " hands it; give one with the same tokenizer"
         )
 
 
 def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:
     """The weights and buffers of a job's reward model."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
-    step = Step(setting_of, plan, gpu, record=_simulate(setting_of, 1))
+    step = Step(setting_of, plan, gpu, record=_simulate(setting_of, 1, job))
     own = [storage for one in step.placed for storage in one.storages()]
     if job.shards_weights and job.runs_openrlhf:
         own = [replace(one, num_bytes=ceil_div(one.num_bytes, job.num_gpus), formula="own part") for one in own]
@@ -143,7 +149,7 @@ def reward_gathered_bytes(job: Job, gpu: Gpu) -> int:
     if not (job.shards_weights and job.runs_openrlhf):
         return 0
     setting_of, plan, _ = lay_out_reward_model(job, gpu)
-    return gathered_bytes(Step(setting_of, plan, gpu, record=_simulate(setting_of, 1)))
+    return gathered_bytes(Step(setting_of, plan, gpu, record=_simulate(setting_of, 1, job)))
 
 
 def reward_adapters(step: Step) -> list[Storage]:
@@ -155,7 +161,7 @@ def reward_adapters(step: Step) -> list[Storage]:
 def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
     """The forward that scores all texts of a generation."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
-    record = _simulate(setting_of, rows)
+    record = _simulate(setting_of, rows, job)
     sizes = [info.on(gpu).num_bytes for info in record.storages]
     unfolded = unfold(record, plan, sizes, brief=True)
     kinds = [
@@ -168,16 +174,18 @@ def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
 def sharded_step(job: Job, gpu: Gpu, rows: int) -> Step:
     """The reward model under ZeRO-3, whose engine is one of its own (trl 1.16, models/utils.py: prepare_deepspeed)."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
-    record = _simulate(setting_of, rows)
+    record = _simulate(setting_of, rows, job)
     sections = [one._replace(phase=REWARD) if one.phase == PHASE else one for one in record.sections]
     return Step(setting_of, plan, gpu, record=record._replace(sections=sections))
 
 
-def _simulate(setting_of: StepSpec, rows: int) -> StepRecord:
-    """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients; for PPO with a value head."""
-    job = setting_of.job
-    if job.task == "ppo":
+def _simulate(setting_of: StepSpec, rows: int, of: Job) -> StepRecord:
+    """The record of ``reward_func(**reward_inputs).logits[:, 0]`` without gradients, or what PPO's job `of` does."""
+    if of_llamafactory(of):
         return simulate_rewards(setting_of)
+    if of.value_model is not None:
+        return simulate_values(setting_of, PHASE, rows)
+    job = setting_of.job
     caches = job.strategy == "ddp"  # use_cache, which OpenRLHF switches off
     caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": caches}))
     net = new_modules(caching)

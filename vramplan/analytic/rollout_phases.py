@@ -233,7 +233,7 @@ def _distilled(step: Step, who: str, generated: Generated) -> RolloutPhase:
 
 def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool = True) -> RolloutPhase:
     """``generate`` for so many prompts, beside the training's tensors."""
-    setting = _generating(trained, prompts)
+    setting = generating(trained, prompts)
     job, plan, gpu = setting.job, step.plan, step.card
     run = GenerationRun()
     new = step.job.sequence_length - job.sequence_length
@@ -255,7 +255,7 @@ def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool =
     return RolloutPhase("generation", kinds, run.kind_of, run.events)
 
 
-def _generating(setting: StepSpec, prompts: int) -> StepSpec:
+def generating(setting: StepSpec, prompts: int) -> StepSpec:
     """The forward of a generation within training: no checkpointing, all prompts of a generation at once."""
     job = setting.job
     changes = {

@@ -23,6 +23,7 @@ from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, Sharded
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.analytic.value_rollout import value_rollout
 from vramplan.analytic.vllm_rollout import VllmRollout, vllm_held
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
@@ -170,7 +171,8 @@ class SimulatedRun:
         share.prepare()
         if self.step.job.reward_adapters:
             record.allocate_all(reward_adapters(self.step))
-        rollouts, known = rollout_phases(self.step, self.generated), dict[int, int]()
+        phases_of = rollout_phases if self.step.job.value_model is None else value_rollout
+        rollouts, known = [*phases_of(self.step, self.generated)], dict[int, int]()
         scorers = {POLICY: share, REFERENCE: reference or share}
         if self.step.job.reward_model is not None:
             sharded = [one for one in rollouts if isinstance(one, ShardedScoring) and one.phase == REWARD]

@@ -41,6 +41,8 @@ class StepSpec:
     """The GPUs that the model is spread over, if these are several."""
     teacher: StepSpec | None = None
     """The second model that a distillation learns from."""
+    values: StepSpec | None = None
+    """The second model that PPO trains, which learns the value of each token."""
 
     @property
     def placement(self) -> DevicePlacement:

@@ -105,7 +105,7 @@ class StepRecord(NamedTuple):
     buffers: Sequence[int] = ()
     """Ids of the buffers of kernels, whose sizes depend on the GPU."""
     second_weights: Sequence[RecordedWeight] = ()
-    """The weights of a second model, a teacher."""
+    """The weights of a second model: a teacher, or PPO's value model, which trains."""
 
     def end_of(self, section: int) -> LayerSection:
         """The section after the one with this number, or what would come next."""

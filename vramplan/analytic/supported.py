@@ -185,6 +185,8 @@ def _not_compared(job: Job) -> list[str]:
         return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
     if job.task == "gkd" and job.num_gpus > 1:
         return ["GKD on several GPUs was not compared with runs of TRL"]
+    if job.value_model is not None and job.num_gpus > 1:
+        return ["PPO of TRL on several GPUs was not compared with runs"]
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):
         return ["PPO of LLaMA-Factory on several GPUs, and of quantized models, was not compared with runs"]
     if job.loss == "kept_log_probs" and job.num_gpus > 1:

@@ -12,7 +12,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.second_micro_step import WaitingBatches
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
-from vramplan.analytic.tasks import compute_loss_of, forward_of, score_of
+from vramplan.analytic.tasks import compute_loss_of, finish_of, forward_of, score_of
 from vramplan.inputs.job import Job
 from vramplan.inputs.task_rules import drops_nothing
 
@@ -40,12 +40,13 @@ def declare(setting: StepSpec) -> Modules:
 def may_repeat(job: Job) -> bool:
     """Whether a further micro-step may repeat the operations of the first.
 
-    A plain loop makes a batch for each, DeepSpeed's last one drops its graph behind the step, and Liger's losses of DPO
-    and GRPO multiply their gradients only if there are several.
+    A plain loop makes a batch for each, DeepSpeed's last one drops its graph behind the step, Liger's losses of DPO and
+    GRPO multiply their gradients only if there are several, and TRL's PPO holds what the one before it left.
     """
     scales = job.task is not None and job.loss in ("liger", "liger_logits_to_keep")
     caches = job.task == "embedding" and job.embedding_loss == "cached_multiple_negatives"
-    return job.loop == "trainer" and not caches and not scales and not job.strategy.startswith("zero")
+    carries = caches or job.value_model is not None
+    return job.loop == "trainer" and not carries and not scales and not job.strategy.startswith("zero")
 
 
 def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
@@ -80,6 +81,9 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
     tape.enter("end", None)
+    finish = finish_of(job)
+    if finish is not None:
+        finish(net)
     net.loop_locals.clear()
     del loss, batch
     tape.sections.append(LayerSection("over", None, len(tape.events), len(tape.storages), len(tape.kernels)))

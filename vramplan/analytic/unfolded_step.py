@@ -210,6 +210,15 @@ class Step:
 
     @cached_property
     def placed(self) -> list[Placed]:
+        """All parameters that are loaded to train: the whole model's, and a value model's."""
+        return self.own_placed if self.setting.values is None else [*self.own_placed, *self._of_second]
+
+    @property
+    def _of_second(self) -> list[Placed]:
+        return weights_of(self.record._replace(weights=self.record.second_weights), self.plan)
+
+    @cached_property
+    def own_placed(self) -> list[Placed]:
         """The whole model's parameters."""
         loads = self.setting.architecture.loads
         if loads and self.setting.vision is not None:  # the tower's stack comes first
@@ -225,13 +234,13 @@ class Step:
     def second_placed(self) -> list[Placed]:
         """The parameters of a second model: the teacher's, or those of the whole model without adapters."""
         if self.setting.teacher is not None:
-            return weights_of(self.record._replace(weights=self.record.second_weights), self.plan)
-        return [one for one in self.placed if not one.parameter.is_adapter]
+            return self._of_second
+        return [one for one in self.own_placed if not one.parameter.is_adapter]
 
     @cached_property
     def num_parameters(self) -> int:
         """Distinct parameters of the model itself, adapters left out."""
-        return sum(one.parameter.num_elements for one in self.placed if not one.parameter.is_adapter)
+        return sum(one.parameter.num_elements for one in self.own_placed if not one.parameter.is_adapter)
 
     @cached_property
     def num_vision_parameters(self) -> int:

@@ -127,8 +127,8 @@ JOB_FLAGS = {
         "task",
         METHOD,
         "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
-        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd; by LLaMA-Factory: ppo (the next token, or as the"
-        " model's class).",
+        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd, ppo with --value-model; by LLaMA-Factory: ppo"
+        " without it (the next token, or as the model's class).",
     ),
     "teacher": Flag(str, METHOD, "gkd: the model to learn from, on the same GPUs.", complete=completion.model_names),
     "divergence": _choice("divergence", METHOD, "gkd: jsd, forward_kl (TRL's beta 0), reverse_kl (beta 1) (jsd)."),
@@ -173,6 +173,13 @@ JOB_FLAGS = {
         "grpo, rloo, ppo: a model that scores completions on the same GPU (functions do).",
         complete=completion.model_names,
     ),
+    "value_model": Flag(
+        str,
+        METHOD,
+        "ppo: the model that TRL trains beside the policy to learn values (LLaMA-Factory's value head).",
+        complete=completion.model_names,
+    ),
+    "rollout_batch_size": Flag(int, DATA, "ppo with --value-model: completions generated and scored at a time (64)."),
     "vllm_share": Flag(float, METHOD, "grpo, rloo: share of the GPU for vLLM, vllm_gpu_memory_utilization (0.3)."),
     "vllm_max_len": Flag(
         int,

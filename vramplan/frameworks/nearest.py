@@ -38,6 +38,8 @@ FLAGS = {
     "num_generations": "--num-generations",
     "generate_with": "--generate-with",
     "reward_model": "--reward-model",
+    "value_model": "--value-model",
+    "rollout_batch_size": "--rollout-batch-size",
     "vllm_share": "--vllm-share",
     "vllm_max_length": "--vllm-max-len",
     "vllm_tensor_parallel": "--vllm-tensor-parallel",
@@ -59,8 +61,8 @@ ALWAYS = ("autocast", "sequence_length")
 
 
 PPO_NEAREST = (
-    "nearest, without the value model, which trains too: `vramplan estimate MODEL --gpu GPU --task grpo"
-    " --reference model --loss standard --reward-model MODEL --seq-len N --prompt-len N`"
+    "its estimate: `vramplan estimate MODEL --gpu GPU --task ppo --value-model MODEL --reward-model MODEL --seq-len N"
+    " --prompt-len N`"
 )
 """What TRL's PPOTrainer is refused with."""
 GPU = "--gpu GPU"

@@ -170,8 +170,8 @@ class Job(Record):
     label for each sample), token_classification (a label for each token), image_classification. By
     sentence-transformers: embedding (bi-encoders), reranker (CrossEncoder). By TRL: reward (a number for each text),
     dpo (DPO and its kin), kto, orpo, cpo, simpo (cpo without the cross-entropy of chosen answers), grpo (GRPO, DAPO,
-    Dr. GRPO), rloo, gkd (distillation with a `teacher`). By LLaMA-Factory: ppo. null: what transformers trains such a
-    model for: the next token, words to fill in, an image's class.
+    Dr. GRPO), rloo, gkd (distillation with a `teacher`), ppo with a `value_model`. By LLaMA-Factory: ppo without. null:
+    what transformers trains such a model for: the next token, words to fill in, an image's class.
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
     answer, of the others a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
@@ -234,6 +234,15 @@ class Job(Record):
     reward_adapters: bool = False
     """Whether a second set of adapters on the same weights scores the completions (ppo; LLaMA-Factory's
     ``reward_model_type: lora``), of the same rank and layers as those that train."""
+    value_model: str | None = None
+    """`task` ppo: the model that learns the value of each token (``value_model`` of TRL's PPOTrainer, up to 1.12): a
+    name, a folder or a config.json. All of it trains, whatever the method; a `reward_model` scores. null:
+    LLaMA-Factory's value head."""
+    value_dtype: Dtype | None = None
+    """Stored dtype of the value model's weights; null: `dtype`."""
+    rollout_batch_size: int = field(default=64, gt=0, le=MAX_COUNT)
+    """`task` ppo with a `value_model`: completions that are generated and scored at a time (TRL's
+    ``local_rollout_forward_batch_size``)."""
     num_labels: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Labels of a classification; null: as many as the model's configuration names."""
     embedding_loss: EmbeddingLoss = "multiple_negatives"
@@ -451,6 +460,11 @@ class Job(Record):
     def dtype_of_rewards(self) -> Dtype:
         """Stored dtype of the reward model's weights, which DeepSpeed's engine casts as it casts the model's."""
         return self.dtype if self.uses_deepspeed else self.reward_dtype or self.dtype
+
+    @property
+    def dtype_of_values(self) -> Dtype:
+        """Stored dtype of the value model's weights."""
+        return self.value_dtype or self.dtype
 
     @property
     def dtype_of_teacher(self) -> str:

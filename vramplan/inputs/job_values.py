@@ -85,6 +85,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
     "openrlhf": OpenRlhf(), "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd",
     "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
+    "value_model": None, "value_dtype": None, "rollout_batch_size": 64,
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048

@@ -15,7 +15,7 @@ from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
 from vramplan.inputs.platforms import on_platform
 from vramplan.inputs.resolve import resolve_model
 
-OTHER_MODELS = {"reward_model": "reward_dtype", "teacher": "teacher_dtype"}
+OTHER_MODELS = {"reward_model": "reward_dtype", "teacher": "teacher_dtype", "value_model": "value_dtype"}
 """Fields of a job that name a model beside the one that trains."""
 
 

@@ -363,6 +363,8 @@ def inputs_of(model_type: str, task: Task | None, owner: str) -> ModelInputs | N
 def trained_as(spec: ModelSpec, job: Job) -> str:
     """The class of transformers that a job trains, and that there are others if it trains a language model."""
     found, names = inputs_of(spec.model_type, job.task, spec.name), CLASS_NAMES.get(spec.model_type)
+    if job.value_model is not None:
+        return "a causal language model, and a value model of one label beside it"
     if job.loss == "value_head" or job.task == "ppo":
         return "a causal language model with a value head"
     if job.task == "reward" and job.loss == "kept_log_probs":

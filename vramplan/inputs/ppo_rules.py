@@ -1,4 +1,4 @@
-"""What PPO, as LLaMA-Factory runs it, cannot do, or what is not modelled of it."""
+"""What PPO cannot do, or what is not modelled of it: as LLaMA-Factory runs it, or TRL, which has a value model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,74 @@ from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 
 def is_ppo(job: Job) -> bool:
-    """Whether LLaMA-Factory's CustomPPOTrainer runs the job."""
+    """Whether LLaMA-Factory's CustomPPOTrainer or TRL's PPOTrainer runs the job."""
     return job.task == "ppo"
 
 
+def is_llamafactory(job: Job) -> bool:
+    """Whether it is LLaMA-Factory's."""
+    return is_ppo(job) and job.value_model is None
+
+
+def is_trl(job: Job) -> bool:
+    """Whether it is TRL's."""
+    return is_ppo(job) and job.value_model is not None
+
+
+OF_VALUES = ("value_dtype", "rollout_batch_size")
+"""Settings that only TRL's has."""
+
+
+def _alone(name: str) -> Rule:
+    return Rule(
+        lambda job: job.value_model is None and getattr(job, name) != Job.model_fields[name].default,
+        IMPOSSIBLE,
+        f"{name} has no meaning without {{value_model=MODEL}}",
+    )
+
+
+VALUE_RULES = (
+    *map(_alone, OF_VALUES),
+    Rule(
+        lambda job: job.value_model is not None and not is_ppo(job),
+        IMPOSSIBLE,
+        "{value_model} has no meaning without {task=ppo}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and job.reward_adapters,
+        IMPOSSIBLE,
+        "reward_adapters with {value_model}: they are LLaMA-Factory's; TRL's PPOTrainer takes {reward_model=MODEL}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and job.reward_model is None,
+        IMPOSSIBLE,
+        "{task} with {value_model} needs a model that scores, as TRL's PPOTrainer does; give {reward_model=MODEL}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and job.checkpointing != "none",
+        UNSUPPORTED,
+        "{checkpointing} with {value_model} is not modelled: TRL's PPOTrainer takes gradient_checkpointing and never"
+        " switches it on; use {checkpointing=none}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and (job.quantize != "none" or bool(job.fused_kernels)),
+        UNSUPPORTED,
+        "{quantize} or fused kernels with {value_model} are not modelled; use {quantize=none} and {fused_kernels=none}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and job.num_gpus > 1 and job.reference_source == "adapters_off",
+        IMPOSSIBLE,
+        "{num_gpus} with {value_model} and adapters: TRL's PPOTrainer stops, as it asks DistributedDataParallel for the"
+        " policy to switch them off; use {num_gpus=1}, or {reference=model}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and job.reference_source in ("precomputed", "none"),
+        UNSUPPORTED,
+        "{reference} with {task}: TRL's PPOTrainer computes the reference's log-probabilities; use {reference=model}",
+    ),
+)
 PPO_RULES = (
+    *VALUE_RULES,
     Rule(
         lambda job: job.reward_adapters and (not is_ppo(job) or job.method == "full"),
         IMPOSSIBLE,
@@ -29,7 +92,9 @@ PPO_RULES = (
         " {prompt_length=512}, for example",
     ),
     Rule(
-        lambda job: is_ppo(job) and job.reference not in (None, "adapters_off" if job.method != "full" else "model"),
+        lambda job: (
+            is_llamafactory(job) and job.reference not in (None, "adapters_off" if job.method != "full" else "model")
+        ),
         UNSUPPORTED,
         "{reference} with {task} is not modelled; leave it out for the model without adapters, or a second model with"
         " {method=full}",
@@ -40,19 +105,19 @@ PPO_RULES = (
         "{strategy} {offload} with {task} is not modelled; use {strategy=ddp} {offload=none}",
     ),
     Rule(
-        lambda job: is_ppo(job) and job.autocast == "none",
+        lambda job: is_llamafactory(job) and job.autocast == "none",
         UNSUPPORTED,
         "{autocast} with {task} is not modelled: LLaMA-Factory runs its forwards under autocast; use {autocast=bf16}",
     ),
     Rule(
         lambda job: is_ppo(job) and job.loss != "standard",
         UNSUPPORTED,
-        "{loss} with {task} is not modelled: LLaMA-Factory holds all logits; use {loss=standard}",
+        "{loss} with {task} is not modelled: all logits are held; use {loss=standard}",
     ),
     Rule(
         lambda job: is_ppo(job) and job.generate_with != "transformers",
         UNSUPPORTED,
-        "{generate_with} with {task} is not modelled: LLaMA-Factory generates with {generate_with=transformers}",
+        "{generate_with} with {task} is not modelled: its trainers generate with {generate_with=transformers}",
     ),
     Rule(
         lambda job: is_ppo(job) and (job.loop != "trainer" or job.joins_samples or job.lengths is not None),

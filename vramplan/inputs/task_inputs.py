@@ -45,6 +45,8 @@ def task_inputs(job: Job, images: ImageRows | None = None) -> list[Input]:
 
 def _texts_of(job: Job) -> list[Input]:
     """The tensors of one sample."""
+    if job.value_model is not None:
+        return _rollout_of_trl(job)
     if job.task == "ppo":
         return _rollout(job)
     if job.task in ROLLOUTS and job.loss in OF_SWIFT:
@@ -134,6 +136,18 @@ def _rollout(job: Job) -> list[Input]:
         *texts,
         Input("masks", (job.sequence_length - 1,)),
         *(Input(name, (job.sequence_length - 1,), "fp32") for name in numbers),
+    ]
+
+
+def _rollout_of_trl(job: Job) -> list[Input]:
+    """What TRL's PPO keeps of a completion for an update (trl 1.9, experimental/ppo/ppo_trainer.py: train)."""
+    new = (job.sequence_length - max(job.prompt_length or 0, 1),)
+    numbers = "log-probs", "reference's log-probs", "kl", "k1", "non-score rewards", "rewards", "advantages", "returns"
+    return [
+        Input("queries with responses", (job.sequence_length,)),
+        *(Input(name, new) for name in ("responses", "postprocessed responses", "places of responses")),
+        *(Input(name, new, "fp32") for name in (*numbers, "values")),
+        *(Input(name, new, "bool") for name in ("padding mask", "padding mask of values")),
     ]
 
 

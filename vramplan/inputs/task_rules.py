@@ -61,7 +61,7 @@ def is_preference(job: Job) -> bool:
 
 def drops_nothing(job: Job) -> bool:
     """Whether the job's trainer switches dropout off, as TRL's do (disable_dropout)."""
-    return job.task in (*PREFERENCE, "gkd") and job.loss not in WITH_DROPOUT
+    return (job.task in (*PREFERENCE, "gkd") and job.loss not in WITH_DROPOUT) or job.value_model is not None
 
 
 NO_REWARD = frozenset(

@@ -117,6 +117,13 @@ def _describe_task(job: Job) -> str:
         return f"{_describe_grpo(job)}{_describe_rewards(job)}{prompt}, {reference}; "
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
+    if job.value_model is not None:
+        return (
+            f"PPO as TRL up to 1.12 runs it, completions by transformers' generate, at most {job.rollout_batch_size} at"
+            f" a time, values by {job.value_model} in {job.dtype_of_values}, all of which trains, rewards by"
+            f" {job.reward_model}"
+            f" in {job.dtype_of_rewards}{prompt}, {REFERENCES[job.reference_source]}; "
+        )
     if job.task == "ppo":
         rewards = "another set of adapters" if job.reward_adapters else job.reward_model or "a server"
         return (

@@ -56,6 +56,9 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
                 raise ConfigError(f"{setting(name)}: no module is named")
     if "fused_kernels" in job:
         job["fused_kernels"] = _kernel_names(job["fused_kernels"])
+    if job.get("task") == "ppo" and "value_model" in job:
+        job.setdefault("checkpointing", "none")  # TRL never switches it on
+        job.setdefault("autocast", "none")  # transformers 5 leaves it to accelerate's launcher (training_args.py)
     _complete_dtypes(job, half)
     for field in OTHER_MODELS:
         if job.get(field) is not None:

@@ -206,13 +206,13 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         )
     if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
         lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
-    fewer = job.num_generations // gcd(job.num_generations, job.data_parallel)  # as many as any micro-batch may have
-    if job.task in ROLLOUTS and job.generate_with == "transformers" and (job.steps_per_generation or fewer + 1) > fewer:
+    at_once = job.num_generations // gcd(job.num_generations, job.data_parallel)  # as many as any micro-batch may have
+    if job.task in ROLLOUTS and job.generate_with == "transformers" and job.steps_per_generation != at_once:
         lever(
-            f"--steps-per-generation {fewer}",
+            f"--steps-per-generation {at_once}",
             "fewer completions are generated at a time",
             "time",
-            steps_per_generation=fewer,
+            steps_per_generation=at_once,
         )
     if is_colocated(job) and job.generate_with == "vllm" and not job.expandable_segments:
         lever(

@@ -153,6 +153,8 @@ def trainer(job: Job) -> str:
     if job.task == "gkd":
         package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.7 on")
         return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
+    if job.value_model is not None:
+        return f"PPO of TRL up to 1.12, values by {job.value_model.rpartition('/')[2]}"
     if job.task == "ppo":
         return "PPO of LLaMA-Factory"
     rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"

@@ -79,7 +79,7 @@ class Tape:
         self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.second_parameters: dict[tuple[int | None, str], Parameter] = {}
-        """Those of a second model, which runs without gradients."""
+        """Those of a second model."""
         self.sequence = 0
         self.layer: int | None = None
         self.run = 0
@@ -463,9 +463,9 @@ class Tape:
             self.grad_enabled = outer
 
     @contextmanager
-    def second_model(self) -> Iterator[None]:
-        """Context in which another model runs in evaluation mode."""
-        outer, self.training = self.training, False
+    def second_model(self, trains: bool = False) -> Iterator[None]:
+        """Context in which another model runs, in evaluation mode unless it trains too."""
+        outer, self.training = self.training, self.training and trains
         self.parameters, self.second_parameters = self.second_parameters, self.parameters
         try:
             yield

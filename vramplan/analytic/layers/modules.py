@@ -103,6 +103,8 @@ class Modules:
     """The model's outputs, held by the loop until backward is over (`Job.keeps_outputs`)."""
     loop_locals: list[Tensor] = field(default_factory=list)
     """What names of a plain loop hold until the next micro-step assigns them again."""
+    logged: list[Tensor] = field(default_factory=list)
+    """What a loop's log of the micro-batch before still holds."""
     states: list[Tensor] | None = None
     """The input of each layer and the last hidden state, if the outputs hold them (`output_hidden_states`)."""
     widths: dict[str, int] = field(default_factory=dict)

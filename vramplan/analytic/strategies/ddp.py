@@ -218,7 +218,7 @@ class Strategy:
         """Update these weights by the job's optimizer, or another."""
         record = self.record
         step = optimizer_of(optimizer or self.job.optimizer).step_in(self.job.loop)
-        if self.job.loop == "trainer":  # clip_grad_norm_
+        if self.job.loop == "trainer" and self.job.value_model is None:  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
             norms: list[int] = []
             kinds = Counter([(weight.dtype, weight.shape) for weight in weights])

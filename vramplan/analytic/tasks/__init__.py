@@ -62,12 +62,21 @@ def compute_loss_of(job: Job) -> ComputeLoss | None:
     """What a task's trainer does to compute its loss; None if that is one forward."""
     if job.is_verl_critic:
         return _compute_loss("verl_critic")
-    name = _actor_of(job) or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
+    own = _actor_of(job) or ("trl_ppo" if job.value_model is not None else None)
+    name = own or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
     return None if name is None else _compute_loss("joined_texts" if job.joins_texts else name)
 
 
 def _compute_loss(name: str) -> ComputeLoss:
     found: ComputeLoss = _file(name).compute_loss
+    return found
+
+
+def finish_of(job: Job) -> Callable[[Modules], None] | None:
+    """What a task's loop does behind the optimizer's step; None for nothing."""
+    if job.value_model is None:
+        return None
+    found: Callable[[Modules], None] = _file("trl_ppo").finish
     return found
 
 

@@ -1,0 +1,95 @@
+"""PPO with a value model: the tape against TRL's own trainer, how its scripts are read, what is refused."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.helpers import cli, spec_of
+from tests.recorded_runs import estimated_peaks
+from tests.trl_ppo import recorded
+from tests.trl_runs import GPU
+from vramplan import estimate
+from vramplan.errors import VramplanError
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.005, 0.0005
+MODEL = "qwen2.5-0.5b"
+SETTINGS: dict[str, Any] = {
+    "task": "ppo", "value_model": MODEL, "reward_model": MODEL, "sequence_length": 256, "prompt_length": 128,
+    "micro_batch_size": 2,
+}  # fmt: skip
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of each phase's peak; a run has the scores of a generation, and not its forwards."""
+    peaks, found = estimated_peaks(row, GPU), row["peaks"]
+    assert peaks.keys() == found.keys()
+    assert 0.999 * found["generation"] <= peaks["generation"] <= 1.02 * found["generation"]
+    return {phase: abs(peaks[phase] / size - 1) for phase, size in found.items() if phase != "generation"}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} " + " ".join(f"{name}={value}" for name, value in row["job"].items())
+
+
+@pytest.mark.parametrize("row", RECORDED[::9], ids=name_of)
+def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= WORST
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_trl() -> None:
+    assert len(RECORDED) >= 25
+    errors = {name_of(row): errors_of(row) for row in RECORDED}
+    assert not [name for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
+
+
+def test_all_of_the_value_model_trains_beside_adapters() -> None:
+    found = estimate(MODEL, "a100-80gb", **SETTINGS)
+    whole = spec_of(MODEL).num_parameters or 0
+    assert found.num_trainable_parameters == pytest.approx(whole, rel=0.02)
+    assert found.num_parameters == whole
+
+
+def test_scores_of_all_completions_stay_until_the_next() -> None:
+    one, two = (estimate(MODEL, "a100-80gb", gradient_accumulation_steps=steps, **SETTINGS) for steps in (2, 4))
+    scores = 2 * 2 * 128 * 151_936 * 4
+    for phase in ("backward", "reward"):
+        assert two.phases[phase] - one.phases[phase] >= 0.95 * scores
+    assert two.phases["generation"] - one.phases["generation"] >= 2.9 * scores  # the last ones, in parts, joined
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task": "grpo", "num_generations": 2}, "has no meaning without task=ppo"),
+        ({"reward_model": None}, "needs a model that scores"),
+        ({"value_model": None, "rollout_batch_size": 4, "autocast": "bf16"}, "has no meaning without value_model"),
+        ({"checkpointing": "full"}, "never switches it on"),
+        ({"quantize": "nf4"}, "use quantize=none"),
+        ({"num_gpus": 2}, "asks DistributedDataParallel for the policy"),
+        ({"reference": "precomputed"}, "computes the reference's log-probabilities"),
+        ({"reward_adapters": True, "reward_model": None}, "they are LLaMA-Factory's"),
+        ({"value_model": "smollm2-135m"}, "has 49,152 tokens, and the policy 151,936"),
+        ({"value_model": "Qwen/Qwen2.5-VL-3B-Instruct"}, "are not modelled"),
+        ({"value_model": "./nowhere.json"}, "no such file or folder"),
+        ({"strategy": "zero2", "num_gpus": 2, "reference": "model"}, "use strategy=ddp"),
+        ({"prompt_length": None}, "needs the tokens of the prompt"),
+    ],
+)
+def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        estimate(MODEL, "a100-80gb", **{**SETTINGS, **settings})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_on_the_command_line() -> None:
+    line = ["estimate", MODEL, "--gpu", "h100", "--task", "ppo", "--seq-len", "256", "--prompt-len", "128", "-v"]
+    run = cli(*line, "--value-model", MODEL, "--reward-model", MODEL, "--rollout-batch-size", "4")
+    assert run.returncode == 0, run.stderr
+    assert "PPO as TRL up to 1.12 runs it" in " ".join(run.stdout.split())

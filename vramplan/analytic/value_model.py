@@ -1,0 +1,92 @@
+"""PPO's value model: a second model that trains on the same GPU, with layers and weights of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from vramplan.analytic.architectures.forward_pass import DevicePlacement
+from vramplan.analytic.architectures.lookup import architecture_of
+from vramplan.analytic.layer_folding import STACK, Fold, fold
+from vramplan.analytic.layers.liger_models import LigerLayers
+from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.supported import check_model, check_second_model
+from vramplan.analytic.teacher import TEACHER_STACK
+from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_other_model, names_setting
+from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import NO_REWARD
+from vramplan.memory.fused_attention import FusedAttention
+
+if TYPE_CHECKING:
+    from vramplan.inputs.job_values import Attention
+
+
+def value_model_of(job: Job) -> ModelSpec | None:
+    """The job's value model; None for a job without one.
+
+    Raises:
+        VramplanError: if there is no such model.
+    """
+    return None if job.value_model is None else load_other_model("value_model", job.value_model)
+
+
+def value_job(values: ModelSpec, job: Job) -> Job:
+    """The job as the value model runs it: whole, without adapters."""
+    possible = architecture_of(values).architecture.attention
+    changes = {
+        "method": "full",
+        "dtype": job.dtype_of_values,
+        "quantize": "none",
+        "modules_to_save": None,
+        "attention": job.attention if job.attention in possible else cast("Attention", possible[0]),
+        "fused_kernels": (),
+        "keeps_outputs": True,  # nobody switches its use_cache off
+    }
+    return job.model_copy(update=changes)
+
+
+def check_values(spec: ModelSpec, values: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
+    """Check a value model with its policy; returns notes.
+
+    Raises:
+        VramplanError: for one that cannot take the policy's ids, or one that is not supported.
+    """
+    with names_setting("value_model", values.name):
+        model = architecture_of(values)
+        if model.tower is not None or model.architecture.decoder is None:
+            raise UnsupportedError("value models other than language models of text alone are not modelled; give one")
+        if values.model_type in NO_REWARD:
+            raise ConfigError(
+                f"transformers 5.23 has no {values.model_type} model with one number for a token"
+                " (ForSequenceClassification)"
+            )
+        own = value_job(values, job)
+        check_second_model(values, own, gpu)
+        notes = check_model(values, model, own)
+        given, taken = (one.architecture.shape(one.config).vocabulary for one in (architecture_of(spec), model))
+        if taken < given:
+            raise ConfigError(
+                f"has {taken:,} tokens, and the policy {given:,}, whose ids it gets; give one with the same tokenizer"
+            )
+    return [f"{setting('value_model', values.name)}: {note}" for note in notes]
+
+
+def with_values(step: StepSpec, values: ModelSpec, fused: FusedAttention) -> tuple[StepSpec, Fold]:
+    """A step with its value model, and how that model's layers are folded; `fused`: kernels for its heads."""
+    model = architecture_of(values)
+    (kinds,) = model.stacks()
+    folded = fold(kinds, TEACHER_STACK)
+    first = TEACHER_STACK * STACK
+    own = StepSpec(
+        model.architecture,
+        model.config,
+        value_job(values, step.job),
+        (folded.simulated,),
+        fused,
+        liger=LigerLayers(),
+        device_map=DevicePlacement(tuple((first + number, 0) for number in range(len(folded.simulated)))),
+    )
+    return replace(step, values=own), folded
