@@ -196,6 +196,9 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family in STOPS and "lora" in setting:
                 job["lora_targets"] = ("q_proj", "o_proj", "qkv", "linear_fc1")
+            if family == "lfm2_vl":  # no FlashAttention, and resized positions that train are refused
+                job["attention"] = "eager" if job.get("attention") == "flash" else job.get("attention", "sdpa")
+                job["vision"] = "frozen" if job.get("vision") == "train" else job.get("vision", "frozen")
             if family == "llama4":
                 job = as_llama4_runs(job)
             elif family.startswith(NO_FLASH) and job.get("attention") == "flash":

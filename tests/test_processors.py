@@ -290,3 +290,32 @@ def test_the_tensors_themselves(model: str) -> None:
             assert tuple(found[tensor.name].shape) == tensor.batched(1, 1, 0), (tensor.name, size)
             if tensor.values is not None:
                 assert tuple(found[tensor.name].flatten()) == tensor.values
+
+
+LFM2_VL = {(300, 200): (70, 2, 1), (512, 512): (256, 2, 1), (640, 480): (234, 2, 1), (1200, 900): (1770, 9, 7)}
+"""Tokens, as Lfm2VlImageProcessor's own functions count them; marks around them; tiles."""
+
+
+def test_lfm2_vl() -> None:
+    for size, expected in LFM2_VL.items():
+        picture = ours("LiquidAI/LFM2-VL-1.6B", Size(*size))
+        assert (picture.tokens, picture.extra_tokens, picture.tiles) == expected
+        mask, shapes = (tensor.values or () for tensor in picture.tensors[1:])
+        assert sum(mask) == 4 * picture.tokens == sum(a * b for a, b in zip(shapes[::2], shapes[1::2], strict=True))
+
+
+def test_lfm2_vl_of_any_size() -> None:
+    pytest.importorskip("torchvision", reason="its processor needs torchvision")
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    real = Lfm2VlImageProcessor()
+
+    def tokens(size: Size) -> int:
+        width, height = real.smart_resize(size.height, size.width, 2, 64, 256, 16)
+        tiles = 0
+        if real._is_image_too_large(size.height, size.width, 256, 16, 2, 2.0):
+            *_, tiles = real._get_grid_layout(size.height, size.width, 2, 10, 512)
+        return width // 32 * (height // 32) + 256 * tiles
+
+    for size in sizes(1500):
+        agree("LiquidAI/LFM2-VL-1.6B", size, Limits(), partial(tokens, size), lambda picture: picture.tokens)

@@ -109,8 +109,7 @@ def test_a_malformed_configuration_is_refused(tmp_path: Path) -> None:
 FLAGS = "--output_dir out --per_device_train_batch_size 16 --gradient_checkpointing --fp16 --layerdrop 0.0"
 COMMANDS: dict[str, dict[str, Any]] = {
     f"run_speech_recognition_ctc.py --model_name_or_path facebook/wav2vec2-xls-r-300m {FLAGS}"
-    " --max_duration_in_seconds 12 --chars_to_ignore , ? . ! - --freeze_feature_encoder"
-    " --length_column_name input_length": {
+    " --max_duration_in_seconds 12 --chars_to_ignore , ? . ! - --freeze_feature_encoder --length_column_name n": {
         "audio_seconds": 12.0,
         "sequence_length": 180,
         "freeze_feature_encoder": True,

@@ -92,6 +92,7 @@ TOWERS = {
         place=place,
         finish=finish,
         holds_cast=False,
+        attention=("sdpa", "eager"),
         tower_type="siglip2_vision_model",
         wrapped=NO_TEXT_TOWER.format("Siglip2"),
     ),
