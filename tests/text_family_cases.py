@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.family_cases import FULL, GEMMA4, JOBS, SLIDING, SMALL
+from tests.family_cases import FULL, GEMMA4, JOBS, SLIDING, SMALL, TOKENS
 from tests.helpers import ROOT
 from tests.matrix_cases import SETTINGS, VOCABULARY
 from tests.traced_table import TracedTable
@@ -29,6 +29,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_decoder_layers": 5,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
+    },
+    "gpt_bigcode": {
+        **TOKENS,
+        "vocab_size": VOCABULARY,
+        "n_embd": 512,
+        "n_head": 8,
+        "n_layer": 6,
+        "n_positions": 1024,
     },
     "camembert": {
         "vocab_size": VOCABULARY,
