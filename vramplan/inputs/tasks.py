@@ -54,6 +54,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     ),
     "gemma3_text": ClassNames("Gemma3Text", False, causal="Gemma3ForCausalLM"),
     "gpt2": ClassNames("GPT2", False, causal="GPT2LMHeadModel"),
+    "gpt_bigcode": ClassNames("GPTBigCode", False),
     "bert": ClassNames("Bert", head="classifier"),
     "roberta": ClassNames("Roberta", head="classifier"),
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),

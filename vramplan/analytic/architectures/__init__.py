@@ -29,6 +29,8 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "phimoe": "phimoe",
         "cohere": "cohere cohere2",
         "gpt": "gpt2 gptj gpt_neox opt starcoder2",
+        "gpt_bigcode": "gpt_bigcode",
+        "gpt_neo": "gpt_neo",
         "bloom": "bloom falcon",
         "moe": "mixtral olmoe qwen2_moe qwen3_moe qwen3_vl_moe_text",
         "llama4": "llama4_text",
