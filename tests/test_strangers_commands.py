@@ -201,3 +201,19 @@ def test_generation_of_tokens_that_only_a_run_tells(folder: Path) -> None:
     (folder / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match="generation_kwargs"):
         read(from_path(folder / "mine.py", None, {}), 1)
+
+
+def test_a_module_is_followed_without_its_functions_and_its_main(folder: Path) -> None:
+    (folder / "settings.py").write_text(
+        "ARGUMENTS = {'output_dir': 'out', 'per_device_train_batch_size': 3}\n"
+        "def changed(arguments):\n    arguments['per_device_train_batch_size'] = 4\n"
+        "if __name__ == '__main__':\n    ARGUMENTS['per_device_train_batch_size'] = 5\n"
+    )
+    text = "from settings import ARGUMENTS\nfrom trl import DPOConfig, DPOTrainer\n"
+    text += "DPOTrainer(model='Qwen/Qwen2.5-0.5B-Instruct', args=DPOConfig(**ARGUMENTS)).train()\n"
+    (folder / "mine.py").write_text(text)
+    assert read(from_path(folder / "mine.py", None, {}), 1).job["micro_batch_size"] == 3
+    with (folder / "settings.py").open("a") as file:
+        file.write("changed(ARGUMENTS)\n")
+    with pytest.raises(ConfigError, match="not known without running"):
+        read(from_path(folder / "mine.py", None, {}), 1)

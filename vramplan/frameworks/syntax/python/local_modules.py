@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,9 @@ def _constants(machine: Machine, path: Path) -> dict[str, Any]:
     variables = {name: value for name, value in machine.at(machine.environ).slots.items() if isinstance(value, str)}
     other = Follower(text, str(path), {}, machine.gpu, variables)
     other.nested, other.local_modules = machine.nested + 1, machine.local_modules
-    other.read(parse(text))
+    other.block(node for node in parse(text).body if not _is_aside(node))
+    if other.live is None:
+        return {}
     found: dict[str, Any] = {}
     for name, value in other.at(other.module).slots.items():
         if isinstance(value, PLAIN) or (isinstance(value, Library) and value.name.startswith("torch.")):
@@ -73,6 +76,12 @@ def _constants(machine: Machine, path: Path) -> dict[str, Any]:
             if not is_unknown(data):
                 found[name] = data
     return {name: value for name, value in found.items() if isinstance(name, str)}
+
+
+def _is_aside(node: ast.stmt) -> bool:
+    """Whether a statement is left out: functions and classes, whose calls stay unknown, and what only a script runs."""
+    is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+    return is_main or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
 
 
 def _rebuilt(machine: Machine, value: Any) -> Any:
