@@ -148,3 +148,72 @@ def test_a_script_made_from_trls_template(folder: Path, flags: str, expected: di
     job = read(from_path(folder / "run.sh", None, {}), 1).job
     assert job["task"] == "dpo"
     assert {key: job.get(key) for key in expected} == expected
+
+
+OWN_MODULE = """\
+import torch
+
+MODEL = {"name": "Qwen/Qwen2.5-0.5B-Instruct", "dtype": torch.bfloat16}
+LENGTH = 256 * 2
+ARGUMENTS = dict(output_dir="out", per_device_train_batch_size=3, max_length=LENGTH, max_completion_length=256)
+SECRET = open("/etc/hostname").read()
+"""
+OF_OWN_MODULE = """\
+from settings import ARGUMENTS, MODEL
+from transformers import AutoModelForCausalLM
+from trl import DPOConfig, DPOTrainer
+
+ARGUMENTS.pop("max_completion_length")
+model = AutoModelForCausalLM.from_pretrained(MODEL["name"], torch_dtype=MODEL["dtype"])
+trainer = DPOTrainer(model=model, args=DPOConfig(**ARGUMENTS))
+trainer.train()
+"""
+
+
+def test_constants_of_a_module_beside_the_script(folder: Path) -> None:
+    (folder / "settings.py").write_text(OWN_MODULE)
+    (folder / "mine.py").write_text(OF_OWN_MODULE)
+    job = read(from_path(folder / "mine.py", None, {}), 1).job
+    assert (job["micro_batch_size"], job["sequence_length"], job["dtype"]) == (3, 512, "bf16")
+    (folder / "mine.py").write_text(OF_OWN_MODULE.replace("import ARGUMENTS, MODEL", "import *"))
+    assert read(from_path(folder / "mine.py", None, {}), 1).job == job
+    (folder / "mine.py").write_text(
+        OF_OWN_MODULE.replace('"], torch', '"] + SECRET, torch').replace("MODEL\n", "MODEL, SECRET\n", 1)
+    )
+    with pytest.raises(ConfigError, match="not known without running"):
+        read(from_path(folder / "mine.py", None, {}), 1)
+    (folder / "settings.py").write_text("from mine import MODEL\nARGUMENTS = {}\n")
+    with pytest.raises(ConfigError, match="not known without running"):
+        read(from_path(folder / "mine.py", None, {}), 1)
+    (folder / "settings.py").write_text("ARGUMENTS = {\n")
+    with pytest.raises(ConfigError, match="not known without running"):
+        read(from_path(folder / "mine.py", None, {}), 1)
+
+
+def test_generation_of_tokens_that_only_a_run_tells(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "args = GRPOConfig('o', max_completion_length=256, generation_kwargs={'pad_token_id': tokenizer.pad})\n"
+        "GRPOTrainer(model='Qwen/Qwen2.5-0.5B', args=args, reward_funcs=[len]).train()\n"
+    )
+    assert read(from_path(folder / "mine.py", None, {}), 1).job["task"] == "grpo"
+    text = (folder / "mine.py").read_text().replace("pad_token_id", "max_new_tokens")
+    (folder / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match="generation_kwargs"):
+        read(from_path(folder / "mine.py", None, {}), 1)
+
+
+def test_a_module_is_followed_without_its_functions_and_its_main(folder: Path) -> None:
+    (folder / "settings.py").write_text(
+        "ARGUMENTS = {'output_dir': 'out', 'per_device_train_batch_size': 3}\n"
+        "def changed(arguments):\n    arguments['per_device_train_batch_size'] = 4\n"
+        "if __name__ == '__main__':\n    ARGUMENTS['per_device_train_batch_size'] = 5\n"
+    )
+    text = "from settings import ARGUMENTS\nfrom trl import DPOConfig, DPOTrainer\n"
+    text += "DPOTrainer(model='Qwen/Qwen2.5-0.5B-Instruct', args=DPOConfig(**ARGUMENTS)).train()\n"
+    (folder / "mine.py").write_text(text)
+    assert read(from_path(folder / "mine.py", None, {}), 1).job["micro_batch_size"] == 3
+    with (folder / "settings.py").open("a") as file:
+        file.write("changed(ARGUMENTS)\n")
+    with pytest.raises(ConfigError, match="not known without running"):
+        read(from_path(folder / "mine.py", None, {}), 1)

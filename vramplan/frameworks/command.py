@@ -15,6 +15,7 @@ from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.readers import python_script
 from vramplan.frameworks.recognize import (
     TRAINER_KEYS,
+    nearest_task,
     refuse_other_tasks,
     refuse_task_named,
     refuse_unread_budget,
@@ -71,7 +72,10 @@ def from_command(
     if name is None:
         refuse_unread_program(words, where)
     if program is not None and program.unread and framework is None:
-        raise ConfigError(f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning")
+        nearest = nearest_task(program.unread, words)
+        raise ConfigError(
+            f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning{nearest}"
+        )
     if name is not None and program is not None and framework is None and _has_other_flags(words, name):
         with suppress(VramplanError):  # the script that is here says more than its name, which several projects have
             _, flags = DEFAULT.split(words[1:])

@@ -188,6 +188,14 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
                 raise UnsupportedError(f"{where}: {word}: {title} is not read yet; {nearest}")
 
 
+def nearest_task(kind: str, words: Sequence[str]) -> str:
+    """A clause with the estimate of TRL's trainer for a kind of training that a program is known for."""
+    kind = "reward training" if "reward" in kind else kind
+    if kind not in TRL_TASKS:
+        return ""
+    return f"; nearest, TRL's trainer: vramplan estimate {_model_in(words)} --gpu GPU --task {TRL_TASKS[kind]}"
+
+
 def _model_in(words: Sequence[str]) -> str:
     """The model that a command's flag names; MODEL if none does, or only a run would tell."""
     for number, word in enumerate(words):

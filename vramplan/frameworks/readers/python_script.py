@@ -49,7 +49,7 @@ MODEL: Mapping[str, str | None] = {
     **dict.fromkeys((
         "quantization_config", "trust_remote_code", "token", "use_auth_token", "cache_dir", "revision",
         "use_cache", "low_cpu_mem_usage", "local_files_only", "use_safetensors", "force_download", "config", "variant",
-        "ignore_mismatched_sizes", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
+        "ignore_mismatched_sizes", "offload_folder", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
         "vocab_size", "pad_token_id", *speech.CONFIGURED,
     )),
 }  # fmt: skip

@@ -46,8 +46,14 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
         config.require_off(name, why="generates with another cache, which is not modelled yet")
     for name in ("entropy_coef", "use_adaptive_entropy"):
         config.require_off(name, why="differentiates the entropy, which is not modelled yet")
-    generation = config.section("generation_kwargs")
-    if generation is not None and any(generation.has(name) for name in CHANGES_LENGTH):
+    written = config.source.settings.get("generation_kwargs")
+    if written is not None and isinstance(written.value, dict):  # what is not known of it is a token, or a temperature
+        config.read_keys.add("generation_kwargs")
+        names = set(written.value)
+    else:
+        generation = config.section("generation_kwargs")
+        names = set(generation.source.settings) if generation is not None else set()
+    if not names.isdisjoint(CHANGES_LENGTH):
         raise config.unsupported("generation_kwargs")
     rewards = _rewards(config, version, job)
     if not at_least(version, "0.20"):

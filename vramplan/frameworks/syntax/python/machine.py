@@ -61,6 +61,10 @@ class Machine(Memory):
     ) -> None:
         super().__init__(where)
         self.arguments = arguments
+        self.nested = 0
+        """Modules of the script's own that import this one."""
+        self.local_modules: dict[str, dict[str, Any]] = {}
+        """Constants of the script's own modules, by file."""
         self.lines = source.splitlines()
         self.flags, self.gpu = flags or {}, gpu
         self.is_alone = flags is None

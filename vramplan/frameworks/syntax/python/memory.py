@@ -122,7 +122,7 @@ class Memory:
         waiting = [id for id in ids if id in self.heap.objects]
         while waiting:
             id = waiting.pop()
-            if id in reached or self.at(id).kind not in DATA:
+            if id in reached or id not in self.heap.objects or self.at(id).kind not in DATA:  # of a path that ended
                 continue
             self.step()
             reached.add(id)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, compared
+from vramplan.frameworks.syntax.python.local_modules import constants_of
 from vramplan.frameworks.syntax.python.loops import Loops
 from vramplan.frameworks.syntax.python.machine import Function, Raised
 from vramplan.frameworks.syntax.python.star_imports import SHADOWED, STARS, star_names
@@ -151,12 +152,18 @@ class Statements(Loops):
         package = module.partition(".")[0]
         if node.module and not node.level:
             self.script.imports.add(package)
+        constants = constants_of(self, module, node.level)
         for alias in node.names:
-            if alias.name != "*":
+            if alias.name in constants:
+                self.assign(alias.asname or alias.name, constants[alias.name])
+            elif alias.name != "*":
                 name = f"{module}.{alias.name}"[:300]
                 self.assign(alias.asname or alias.name, self.environ if name == "os.environ" else Library(name))
-                continue
-            self._import_star(module, package)
+            else:
+                self._import_star(module, package)
+                for name, value in constants.items():
+                    if not name.startswith("_"):
+                        self.assign(name, value)
 
     def _import_star(self, module: str, package: str) -> None:
         """``from module import *``: it may bind any name again that the script has bound."""
