@@ -44,7 +44,6 @@ MODEL = "qwen2-vl-2b-instruct"
     [
         ({"task": "dpo", "reference": "precomputed"}, "stop at both"),
         ({"task": "dpo", "prompt_length": 100}, "images of a sample make"),
-        ({"task": "dpo", "strategy": "zero3", "num_gpus": 2}, "use strategy=zero2"),
         ({"task": "dpo", "loss": "standard"}, "was not compared"),
         ({"task": "dpo", "videos": 1}, "take images alone"),
         ({"task": "orpo"}, "use images=0"),

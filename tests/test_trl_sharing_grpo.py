@@ -60,3 +60,10 @@ def test_a_server_gets_packed_weights() -> None:
     found = estimate("llama-3.1-8b", "h200", **job)
     new = found.phases["generation"] - found.phases["loaded"]
     assert 2 * 2**30 < new < 2 * (2**30 + 128_256 * 4096 * 2) + 2**29
+
+
+@pytest.mark.parametrize(("loss", "dtype"), [("chunked", "bf16"), ("logits_to_keep", "fp32")])
+def test_only_trl_leaves_adapters_in_the_dtype_of_the_base(loss: str, dtype: str) -> None:
+    """Under ZeRO-3 (autocast_adapter_dtype=False); other trainers leave them to PEFT."""
+    found = estimate("qwen2.5-0.5b", "h100", strategy="zero3", method="lora", loss=loss, **SHARDED)
+    assert (found.job.lora_dtype, found.job.reentrant) == (dtype, True)

@@ -77,6 +77,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
+        if "quantize" not in job:
+            fields["lora_dtype"] = "fp32"  # PEFT's own, whatever TRL does under ZeRO-3 (pipelines/train/tuner.py)
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
     return fields
