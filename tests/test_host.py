@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import card_of, cli, spec_of
 from vramplan.inputs.job import Job
-from vramplan.memory.host import host_memory, offloaded, pinned_bytes
+from vramplan.memory.host import OtherModel, host_memory, offloaded, pinned_bytes
 from vramplan.planner.job_defaults import complete_job
 
 COUNT = 7_615_616_512
@@ -68,6 +68,19 @@ def test_every_process_copies_weights_whose_dtype_changes() -> None:
     assert host_memory(ddp, COUNT, COUNT, None).phase_bytes()["load"] == 4 * 4 * COUNT
     quantized = job_of(method="lora", quantize="nf4")
     assert host_memory(quantized, COUNT, 1000, "bf16").phase_bytes()["load"] == 0
+
+
+def test_models_beside_the_one_that_trains_are_loaded_too() -> None:
+    job = job_of(method="lora", num_gpus=2)
+    cast, unknown = OtherModel("teacher", 1000, "fp32", "bf16"), OtherModel("reward model", None, None, "bf16")
+    alone, more = (host_memory(job, COUNT, COUNT, "bf16", others) for others in ((), (cast, unknown)))
+    assert more.phase_bytes()["load"] - alone.phase_bytes()["load"] == 2 * 2 * 1000  # files are the system's cache
+    added = [one for one in more.tensors if one not in alone.tensors]
+    assert [(one.what, one.num_bytes) for one in added] == [
+        ("teacher: fp32 files, cached by the system", 4000),
+        ("teacher in bf16", 4000),
+    ]
+    assert "the files of the reward model are not counted" in more.notes
 
 
 def test_saving_and_merging() -> None:

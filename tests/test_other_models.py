@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers import spec_of
 from vramplan import estimate
 from vramplan.errors import VramplanError
 
@@ -66,3 +69,23 @@ def test_prompts_of_vision_language_models_have_no_logits_in_ms_swifts_grpo() ->
         for length in (400, 128)
     )
     assert short < long
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("teacher", {"task": "gkd", "sequence_length": 128, "generated_by": "none"}),
+        ("reward_model", {**GRPO, "sequence_length": 256}),
+    ],
+)
+def test_a_folder_that_changes_is_read_again(tmp_path: Path, field: str, settings: dict[str, Any]) -> None:
+    """A second model's folder within one process, as a notebook or a server that goes on has it."""
+    spec = spec_of("qwen2.5-0.5b")
+    loaded = []
+    for layers in (4, 8):
+        config = {"model_type": spec.model_type, **spec.config, "num_hidden_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        loaded.append(estimate("qwen2.5-0.5b", "h100", **settings, **{field: str(tmp_path)}).phases["loaded"])
+    hidden, wide, kv = 896, 4864, 128
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * wide
+    assert loaded[1] - loaded[0] == pytest.approx(4 * 2 * layer, rel=0.02)

@@ -49,7 +49,7 @@ def test_programs(command: str, framework: str) -> None:
     [
         (f"python bco.py {HF}", "bco.py: preference training of this kind is not read yet"),
         (f"accelerate launch scripts/run_orpo.py {HF}", "its name says preference training"),
-        (f"python examples/scripts/ppo.py {HF}", "ppo.py: PPO .nearest, without the value model"),
+        (f"python examples/scripts/ppo.py {HF}", "ppo.py: PPO .its estimate"),
         (f"python examples/scripts/prm.py {HF}", "prm.py: training of a process reward model"),
         ("litgpt pretrain pythia-14m", "litgpt pretrain: pretraining"),
     ],

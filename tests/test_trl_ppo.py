@@ -1,7 +1,8 @@
-"""PPO with a value model: the tape against TRL's own trainer, how its scripts are read, what is refused."""
+"""PPO with a value model: the tape against TRL's own trainer, what is refused, and with which words."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.helpers import cli, spec_of
 from tests.recorded_runs import estimated_peaks
 from tests.trl_ppo import recorded
 from tests.trl_runs import GPU
-from vramplan import estimate
+from vramplan import check, estimate
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
@@ -84,6 +85,23 @@ def test_scores_of_all_completions_stay_until_the_next() -> None:
 def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(VramplanError) as caught:
         estimate(MODEL, "a100-80gb", **{**SETTINGS, **settings})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("PPOTrainer", "--task ppo --value-model MODEL --reward-model MODEL"),
+        ("DistillationTrainer", "--task gkd --teacher MODEL"),
+        ("OnlineDPOTrainer", "--task grpo --num-generations 2 --reference model --loss standard"),
+    ],
+)
+def test_trainers_that_are_not_read_name_the_nearest_estimate(tmp_path: Path, name: str, said: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"from trl import {name}\n\n{name}(model='Qwen/Qwen3-0.6B').train()\n")
+    with pytest.raises(VramplanError) as caught:
+        check(path, "rtx4090")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

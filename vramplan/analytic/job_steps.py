@@ -24,7 +24,7 @@ from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
-from vramplan.inputs.load import load_other_model
+from vramplan.inputs.load import OTHER_MODELS, load_other_model, other_models
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
@@ -103,6 +103,7 @@ class JobSteps:
             VramplanError: for a job that cannot run or is not modelled.
         """
         self.spec, self.job, self.card = spec, job, card
+        self._others = _others(job)
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         if is_colocated(job):
             check_share(spec, job, card)
@@ -128,6 +129,7 @@ class JobSteps:
         alike = with_batch(self.job, job.micro_batch_size, job.gradient_accumulation_steps)
         return (
             self.spec == spec
+            and self._others == _others(job)
             and self.setting.device_map is None
             and fused_kernels(spec, card) == self.setting.fused
             and self._teacher_fused(job, card) == (self.setting.teacher and self.setting.teacher.fused)
@@ -260,7 +262,7 @@ class JobSteps:
         setting = replace(self.setting, job=job)
         varies = job.generates_completions or setting.device_map is not None  # with lengths, in more than sizes
         small = at.small if is_brief(job) else b""
-        rest = self.spec, setting.fused, self.card if depends_on_size(job) else None, small
+        rest = (self.spec, *self._others), setting.fused, self.card if depends_on_size(job) else None, small
         shape = None if varies else self._known.find(job, rest, at.record)
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
@@ -379,6 +381,11 @@ class JobSteps:
         update = optimizer_seconds(job, weights.trained_bytes // state_shards(job), weights.num_trained, card)
         forward, backward = kernel_runs(at, shape)
         return ComputeTime(*micro_step_seconds(at.kernels, forward, backward, card, hooks_seconds), update)
+
+
+def _others(job: Job) -> list[ModelSpec]:
+    """The models that a job names beside the one that trains, as they are now."""
+    return other_models({field: getattr(job, field) for field in OTHER_MODELS})
 
 
 def _communication(shape: Shape) -> Communication:

@@ -21,7 +21,7 @@ from vramplan.analytic.value_phases import simulate_reference, simulate_values
 from vramplan.inputs.job import Job
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Storage, rounded_bytes
+from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
 from vramplan.units import ceil_div
 
 
@@ -107,5 +107,12 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     rows, values = rows_at_a_time(step.job), step.setting.values
     assert values is not None
     yield recorded_phase(step, "scoring", simulate_reference(step.setting, "scoring", rows), step.setting)
+    yield _emptied("scoring")
     yield recorded_phase(step, "scoring", simulate_values(values, "scoring", rows), values)
     yield RolloutPhase("reward", *scored(step.job, step.card, rows))
+    yield _emptied("reward")
+
+
+def _emptied(phase: str) -> RolloutPhase:
+    """``empty_cache``."""
+    return RolloutPhase(phase, [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))

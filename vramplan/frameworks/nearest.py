@@ -65,6 +65,22 @@ PPO_NEAREST = (
     " --prompt-len N`"
 )
 """What TRL's PPOTrainer is refused with."""
+DISTILLATION_NEAREST = (
+    "nearest, with the logits of both models whole, which needs more than a loss by chunks: `vramplan estimate MODEL"
+    " --gpu GPU --task gkd --teacher MODEL --seq-len N --prompt-len N`"
+)
+"""What TRL's other trainers with a teacher are refused with."""
+ONLINE_NEAREST = (
+    "nearest, with as many completions, a reference and a model that scores: `vramplan estimate MODEL --gpu GPU --task"
+    " grpo --num-generations 2 --reference model --loss standard --reward-model MODEL --seq-len N --prompt-len N`"
+)
+"""What TRL's preference trainers that generate are refused with."""
+NEAREST = {
+    **dict.fromkeys(("PPOTrainer", "PPOv2Trainer"), PPO_NEAREST),
+    **dict.fromkeys(("DistillationTrainer", "GOLDTrainer", "MiniLLMTrainer"), DISTILLATION_NEAREST),
+    **dict.fromkeys(("OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer"), ONLINE_NEAREST),
+}
+"""TRL's trainers that are not read -> what they are refused with."""
 GPU = "--gpu GPU"
 """What commands in errors have for the GPU, which those that name them do not know."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
+from vramplan.bounded_read import expand_home, is_file, is_folder
 from vramplan.errors import ConfigError, HubError, UnknownNameError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.gpu import Gpu
@@ -17,6 +20,8 @@ from vramplan.inputs.resolve import resolve_model
 
 OTHER_MODELS = {"reward_model": "reward_dtype", "teacher": "teacher_dtype", "value_model": "value_dtype"}
 """Fields of a job that name a model beside the one that trains."""
+MAX_ENTRIES = 4096
+"""Entries of a folder that are looked at."""
 
 
 def load_model(name: str | ModelSpec) -> ModelSpec:
@@ -39,13 +44,32 @@ def load_named_model(name: str) -> ModelSpec:
     return resolve_model(name)
 
 
-@lru_cache(maxsize=16)
 def load_other_model(field: str, name: str) -> ModelSpec:
-    """A model that a job names in this field, beside the one that trains.
+    """A model that a job names in this field, beside the one that trains; a folder is read again when it changes.
 
     Raises:
         VramplanError: naming the field, if the name is unknown or an import path.
     """
+    return _load_other_model(field, name, file_versions(name))
+
+
+def file_versions(name: str) -> tuple[tuple[str, int, int], ...]:
+    """Name, time of change and size of each JSON file in the folder that a name stands for, or of a file's folder."""
+    path = expand_home(name)
+    folder = path if is_folder(path) else path.parent if is_file(path) else None
+    if folder is None:
+        return ()
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, MAX_ENTRIES):
+            if entry.name.endswith(".json"):
+                status = entry.stat()
+                found.append((entry.name, status.st_mtime_ns, status.st_size))
+    return tuple(sorted(found))
+
+
+@lru_cache(maxsize=16)
+def _load_other_model(field: str, name: str, _: tuple[tuple[str, int, int], ...]) -> ModelSpec:
     with names_setting(field, name):
         spec = resolve_model(name, typed=True)
         if spec.model_type == IMPORT_PATH:

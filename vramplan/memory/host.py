@@ -6,7 +6,7 @@ not known and not counted. Sources: transformers 5.23, accelerate 1.15, DeepSpee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from vramplan.dataclass import dataclass
 from vramplan.inputs.job import Job
@@ -71,7 +71,27 @@ class HostMemory:
         return sum(one.num_bytes for one in self.tensors if one.is_pinned)
 
 
-def host_memory(job: Job, num_parameters: int, num_trainable: int, stored_dtype: str | None) -> HostMemory:
+@dataclass(frozen=True, slots=True)
+class OtherModel:
+    """A model that is loaded beside the one that trains."""
+
+    what: str
+    """Its part in the job: teacher, reward model, value model."""
+    num_parameters: int | None
+    """Elements of its files; None if that is not known."""
+    stored_dtype: str | None
+    """Dtype of the published weights; None if it is not known."""
+    dtype: str
+    """Dtype that it is loaded in."""
+
+
+def host_memory(
+    job: Job,
+    num_parameters: int,
+    num_trainable: int,
+    stored_dtype: str | None,
+    others: Sequence[OtherModel] = (),
+) -> HostMemory:
     """The host memory that a job needs on each node.
 
     Args:
@@ -79,13 +99,13 @@ def host_memory(job: Job, num_parameters: int, num_trainable: int, stored_dtype:
         num_parameters: parameters of the model itself.
         num_trainable: parameters that train.
         stored_dtype: dtype of the published weights; None if it is not known.
+        others: the models that are loaded beside it.
     """
     gpus = job.num_gpus // job.num_nodes
     notes = ["what Python, PyTorch and the data loader's workers take is not counted: some GiB for each process"]
     if stored_dtype is None:
         notes.append(f"the dtype of the published files is not known; {USUAL_DTYPE} is assumed")
-    if job.teacher is not None:
-        notes.append("the files of the teacher, which loading it reads, are not counted")
+    notes += [f"the files of the {one.what} are not counted" for one in others if one.num_parameters is None]
     if job.strategy == "fsdp" and job.fsdp.version == 2 and job.method == "full":
         whole = (4 + ADAM_BYTES) * num_parameters
         notes.append(f"FULL_STATE_DICT gathers {format_bytes(whole)} on one process to save; FSDP 2 writes shards")
@@ -99,6 +119,7 @@ def host_memory(job: Job, num_parameters: int, num_trainable: int, stored_dtype:
             notes.append(f"the critic {job.verl.critic.model} is not counted")
     tensors = (
         *loading(job, num_parameters, stored_dtype or USUAL_DTYPE, gpus),
+        *(tensors for one in others for tensors in loading_beside(one, gpus)),
         *offloaded(job, num_parameters, num_trainable, gpus),
         *waiting(job, num_parameters, num_trainable, gpus),
         *saving(job, num_parameters, num_trainable),
@@ -121,6 +142,20 @@ def loading(job: Job, num_parameters: int, stored_dtype: str, gpus: int) -> Iter
         size = copies * num_parameters * DTYPE_BYTES[job.dtype]
         where = "core_model_loading.py: a copy in the new dtype"
         yield HostTensors("load", f"weights in {job.dtype}{efficient}", size, copies, num_parameters, where)
+
+
+def loading_beside(model: OtherModel, gpus: int) -> Iterator[HostTensors]:
+    """The same of a model beside the one that trains, which every process loads whole."""
+    count, stored = model.num_parameters, model.stored_dtype or USUAL_DTYPE
+    if count is None:
+        return
+    mapped = "modeling_utils.py: safe_open maps the files, which the processes of a node share"
+    what = f"{model.what}: {stored} files, cached by the system"
+    yield HostTensors("load", what, count * DTYPE_BYTES[stored], 1, count, mapped, is_cache=True)
+    if stored != model.dtype:
+        where = "core_model_loading.py: a copy in the new dtype"
+        size = gpus * count * DTYPE_BYTES[model.dtype]
+        yield HostTensors("load", f"{model.what} in {model.dtype}", size, gpus, count, where)
 
 
 def offloaded(job: Job, num_parameters: int, num_trainable: int, gpus: int) -> Iterator[HostTensors]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from vramplan.analytic import generation as analytic
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
+from vramplan.inputs.load import load_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.generation import Generation
-from vramplan.memory.host import HostMemory, host_memory
+from vramplan.memory.host import HostMemory, OtherModel, host_memory
 from vramplan.planner.load import load_both
 
 
@@ -43,4 +44,17 @@ def generation(
 def host(model: ModelSpec, estimate: Estimate) -> HostMemory:
     """The host memory that an estimated job needs on each node."""
     parameters, trainable = estimate.num_parameters, estimate.num_trainable_parameters
-    return host_memory(estimate.job, parameters, trainable, model.published_dtype)
+    return host_memory(estimate.job, parameters, trainable, model.published_dtype, _beside(estimate.job))
+
+
+def _beside(job: Job) -> list[OtherModel]:
+    """The models that are loaded beside the one that trains, as their folders have them."""
+    dtypes = {"teacher": job.dtype_of_teacher, "reward_model": job.dtype_of_rewards, "value_model": job.dtype_of_values}
+    found = []
+    for field, dtype in dtypes.items():
+        name = getattr(job, field)
+        if name is not None:
+            spec = load_other_model(field, name)
+            number = spec.stored_parameters or spec.num_parameters
+            found.append(OtherModel(field.replace("_", " "), number, spec.published_dtype, dtype))
+    return found

@@ -106,9 +106,11 @@ def _loss(log_probs: Tensor, values: Tensor, given: list[Tensor]) -> Tensor:
 
 
 def finish(net: Modules) -> None:
-    """The end of a mini-batch, whose last micro-batch is logged behind the optimizer's step: all names are deleted."""
+    """The end of a mini-batch: its last micro-batch is logged, all names are deleted, the cache is emptied."""
     _log(net)
     net.logged.clear()
+    net.loop_locals.clear()
+    net.tape.empty_cache()
 
 
 def _log(net: Modules) -> None:

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.frameworks.nearest import PPO_NEAREST
+from vramplan.frameworks.nearest import NEAREST
 from vramplan.frameworks.readers import trl_trainers
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
@@ -40,7 +40,6 @@ OTHER_TRAINERS = (
     "AsyncGRPOTrainer", "SimPOTrainer", "DistillationTrainer", "UnslothGRPOTrainer", "UnslothDPOTrainer",
 )  # fmt: skip
 """TRL's other trainers (1.16 and its experimental modules)."""
-PPO_TRAINERS = ("PPOTrainer", "PPOv2Trainer")
 OTHER_LOOPS = {
     "SparseEncoderTrainer": "sentence-transformers", "MultiVectorEncoderTrainer": "sentence-transformers",
     "SetFitTrainer": "SetFit", "LightningModule": "Lightning",
@@ -152,7 +151,7 @@ def _refuse_others(script: Script) -> None:
     other_trainers = [call for call in script.calls if call.last in OTHER_TRAINERS]
     if other_trainers:
         call = other_trainers[0]
-        nearest = f"; {PPO_NEAREST}" if call.last in PPO_TRAINERS else ""
+        nearest = f"; {NEAREST[call.last]}" if call.last in NEAREST else ""
         raise ConfigError(f"{call.place}: {call.last}: this kind of training is not read yet{nearest}")
     for call in script.calls:
         if call.last in OTHER_LOOPS:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
-from vramplan.frameworks.nearest import PPO_NEAREST
+from vramplan.frameworks.nearest import DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
 from vramplan.frameworks.readers import trl_packing, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -296,13 +296,14 @@ def _same_engine(job: Job, other: Job) -> bool:
 
 UNREAD = {
     "preference training of this kind": (
-        "bco", "xpo", "nash_md", "online_dpo", "dpo_online", "tpo", "mpo_vlm",
+        "bco", "tpo", "mpo_vlm",
     ),
+    f"preference training that generates ({ONLINE_NEAREST})": ("xpo", "nash_md", "online_dpo", "dpo_online"),
     "reinforcement training of this kind": (
         "gspo", "gspo_vlm", "grpo_agent", "async_grpo",
     ),
     f"PPO ({PPO_NEAREST})": ("ppo", "ppo_tldr", "ppo/ppo"),
-    "distillation": ("gold", "minillm", "distillation"),
+    f"distillation ({DISTILLATION_NEAREST})": ("gold", "minillm", "distillation"),
     "training of a process reward model": ("prm",),
 }  # fmt: skip
 """What is not read -> its commands, and the names of its scripts (trl/scripts, examples/scripts, 0.9 to 1.16)."""
