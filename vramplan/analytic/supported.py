@@ -279,6 +279,12 @@ def liger_model_of(spec: ModelSpec) -> LigerModel | None:
     return liger_model(spec.model_type, text_type)
 
 
+def fuses_head(spec: ModelSpec) -> bool:
+    """Whether Liger has a fused head for a model."""
+    replaced = liger_model_of(spec)
+    return replaced.fuses_head if replaced is not None else spec.model_type in UNMODELLED
+
+
 def check_liger(spec: ModelSpec, job: Job) -> list[str]:
     """Check that Liger has kernels for the model; returns notes. Where it has none, it leaves the model as it is.
 
@@ -287,20 +293,17 @@ def check_liger(spec: ModelSpec, job: Job) -> list[str]:
     """
     replaced, loss = liger_model_of(spec), setting("loss", job.loss)
     plain = f"{setting('loss', 'standard')}, {setting('fused_kernels', 'none')}"
-    fuses = replaced is not None and replaced.fuses_head
-    if replaced is None and spec.model_type in UNMODELLED:
-        if job.fused_kernels:
-            raise UnsupportedError(
-                f"{setting('fused_kernels', ','.join(job.fused_kernels))}: what liger-kernel 0.8.5 replaces in"
-                f" {spec.model_type} is not modelled yet; use {setting('fused_kernels', 'none')}"
-            )
-        fuses = True
+    if replaced is None and spec.model_type in UNMODELLED and job.fused_kernels:
+        raise UnsupportedError(
+            f"{setting('fused_kernels', ','.join(job.fused_kernels))}: what liger-kernel 0.8.5 replaces in"
+            f" {spec.model_type} is not modelled yet; use {setting('fused_kernels', 'none')}"
+        )
     if job.fused_kernels and replaced is None:
         raise ConfigError(
             f"{setting('fused_kernels', ','.join(job.fused_kernels))}: liger-kernel 0.8.5 has nothing for"
             f" {spec.model_type} and leaves the model as it is; use {plain}"
         )
-    if job.loss != "liger" or fuses:
+    if job.loss != "liger" or fuses_head(spec):
         return []
     if job.fused_kernels:
         raise ConfigError(

@@ -8,6 +8,7 @@ from math import ceil, gcd
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.analytic.supported import fuses_head
 from vramplan.analytic.vllm_share import least_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
@@ -148,7 +149,9 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             FREE,
             optimizer="adamw_torch_fused",
         )
-    if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy", "log_probs"):
+    if job.loss in ("standard", "sliced", "sliced_fp32", "sections", "liger_cross_entropy", "log_probs") and fuses_head(
+        spec
+    ):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
     if not job.expandable_segments and gpu.vendor == "NVIDIA" and gpu.platform == "linux":
         lever(
