@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from vramplan import check, fix
+from vramplan.cli.options import spell_flag
 from vramplan.errors import VramplanError
 
 PREFERENCE = "--train_type lora --lora_rank 8 --torch_dtype bfloat16 --max_length 1024"
@@ -28,13 +29,55 @@ def refusal(target: Any, **given: Any) -> str:
          " --bf16 --deepspeed examples/deepspeed/ds_z3_config.json --per_device_train_batch_size 1",
          "ZeRO-3 with its loss was not compared with a run of LLaMA-Factory; use ZeRO-2"),
         (f"swift sft --task_type embedding --loss_type infonce --model Qwen/Qwen3-Embedding-0.6B {PREFERENCE}"
-         " --deepspeed zero3", "use DDP (without deepspeed)"),
+         " --deepspeed zero3", "use deepspeed zero2"),
     ],
 )  # fmt: skip
 def test_a_refusal_has_no_flags_of_estimate(line: str, said: str) -> None:
     error = refusal(line.split(), num_gpus=1)
     assert said in error
     assert "strategy" not in error
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--rlhf_type dpo --padding_free true", "--set padding_free="),
+        ("--rlhf_type orpo --packing true", "ms-swift stops at it with rlhf_type orpo"),
+        ("--rlhf_type ppo", "--reward-model MODEL"),
+        ("--rlhf_type grpo --max_length 512 --reward_model Qwen/Qwen2.5-1.5B", "--reward-model Qwen/Qwen2.5-1.5B"),
+        ("--rlhf_type grpo --loss_type real", "modelled: grpo, bnpo"),
+        ("--rlhf_type dpo --sequence_parallel_size 2", "--set sequence_parallel_size= estimates the run without it"),
+    ],
+)
+def test_a_refusal_of_swift_names_a_way_forward(more: str, said: str) -> None:
+    line = f"swift rlhf --model Qwen/Qwen2.5-0.5B --train_type lora --attn_impl flash_attn {more}"
+    with pytest.raises(VramplanError) as caught:
+        check(line.split(), "a100-80gb", num_gpus=1)
+    assert said in caught.value.spelled(spell_flag)
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "said"), [("0,1", "", "NPROC_PER_NODE=2"), ("0,1,2,3", "2", "set NPROC_PER_NODE=4")]
+)
+def test_grpo_of_one_process_on_several_gpus(visible: str, processes: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    started = f"NPROC_PER_NODE={processes} " if processes else ""
+    path.write_text(
+        f"CUDA_VISIBLE_DEVICES={visible} {started}swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B"
+        " --train_type lora"
+    )
+    assert said in refusal(path)
+
+
+def test_vllm_on_the_gpus_of_several_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(
+        "export NNODES=2\nexport NPROC_PER_NODE=2\nswift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B"
+        " --tuner_type lora --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.4"
+        " --vllm_max_model_len 2048 --max_length 512 --max_completion_length 512 --per_device_train_batch_size 2"
+    )
+    job = check(path, "a100-80gb").estimate.job
+    assert (job.num_nodes, job.num_gpus) == (2, 4)
 
 
 GRPO = """base_model: Qwen/Qwen2.5-7B-Instruct
@@ -64,6 +107,7 @@ def train_yaml(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_gpus_that_share_one_vllm_are_counted_together(tmp_path: Path) -> None:
     path = train_yaml(tmp_path, GRPO.format(rl="grpo", parallel=4))
     verdict = check(path, "h200", framework_version="0.19.0", sequence_length=2048)
@@ -85,6 +129,7 @@ def test_gdpo_is_grpo_and_keys_that_axolotl_drops_are_named(tmp_path: Path) -> N
     assert "did you mean max_completion_length?" in misspelt.text
 
 
+@pytest.mark.full
 def test_fix_takes_the_length_that_check_shows(tmp_path: Path) -> None:
     text = (
         GRPO.format(rl="grpo", parallel=1).replace("7B", "1.5B").replace("micro_batch_size: 8", "micro_batch_size: 64")

@@ -82,6 +82,7 @@ def least_bytes(spec: ModelSpec, job: Job, gpu: Gpu) -> tuple[int, int, int]:
         "autocast": "none",
         "strategy": "ddp",
         "num_gpus": 1,
+        "num_nodes": 1,
     }
     setting_of, plan, _ = prepare(spec, job.model_copy(update={**changes, "optimizer": "sgd", "offload": "none"}), gpu)
     step = Step(setting_of, plan, gpu, record=record_of(declare(setting_of).tape))

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.settings import ConfigReader
 
 
@@ -36,6 +36,8 @@ def refuse_unmodelled(config: ConfigReader) -> None:
     for name in (*config.inherits, config.framework):
         harmless_values |= table.get(name, {})
     keys = [key for key in config.source.settings if key in harmless_values]
-    errors = [str(config.unsupported(key)) for key in keys if not config.is_off(key, *harmless_values[key])]
-    if errors:
-        raise UnsupportedError("; ".join(errors))
+    named = [key for key in keys if not config.is_off(key, *harmless_values[key])]
+    if named:
+        errors = "; ".join(str(config.unsupported(key)) for key in named)
+        without = " ".join(setting("set", f"{key}=") for key in named)
+        raise UnsupportedError(f"{errors}; {without} estimates the run without {'it' if len(named) == 1 else 'them'}")

@@ -128,6 +128,8 @@ def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Map
         job: the fields of the job, read for supervised fine-tuning.
     """
     task = TRL_TASKS.get(value)
+    if value == "ppo":
+        return config.unsupported(key, f"is not read yet; {PPO_NEAREST}")
     if task is None:
         known = "; `vramplan estimate --task grpo` takes the settings of TRL's own" if value == "grpo" else ""
         return config.unsupported(key, f"is not read yet{known}")

@@ -69,7 +69,7 @@ def check_embedding(job: Job, width: int) -> None:
     if job.strategy not in ("ddp", "zero0", "zero1", "zero2"):
         raise UnsupportedError(
             f"{setting('strategy', job.strategy)} with {setting('task', 'embedding')} is not modelled yet; use"
-            f" {setting('strategy', 'ddp')}"
+            f" {setting('strategy', 'zero2')}"
         )
 
 

@@ -12,6 +12,7 @@ from vramplan.frameworks.readers.llamafactory_tasks import (
     STAGES,
     WRITTEN,
     ppo_fields,
+    refuse_reference,
     refuse_stage,
     stage_pairs,
     task_fields,
@@ -149,6 +150,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "strategy": {"zero3": f"deepspeed {SHIPPED.format('3')}"},
         "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
     }
+    refuse_reference(config, stage)
     model = config.string("model_name_or_path") or ""
     if stage == "ppo":
         job |= ppo_fields(config, job)

@@ -61,6 +61,20 @@ def _reward_fields(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
     return {"task": "reward", "loss": "value_head", "batches": "padded", "sequence_length": length}
 
 
+def refuse_reference(config: ConfigReader, stage: str) -> None:
+    """Refuse a reference of its own; ORPO and SimPO have none, and other stages do not load it.
+
+    Raises:
+        UnsupportedError: naming it.
+    """
+    loss = config.lowercase("pref_loss", "dpo_loss", default="sigmoid")
+    if stage in ("dpo", "kto", "ppo") and loss not in FREE_OF_REFERENCE:
+        without = setting("set", "ref_model=")
+        why = f"is not modelled yet; {without} estimates the reference that LLaMA-Factory makes by itself"
+        config.require_off("ref_model", why=f"as a reference of its own {why}: with adapters it is the base model")
+    config.read_keys.add("ref_model")
+
+
 def refuse_stage(config: ConfigReader, stage: str) -> UnsupportedError:
     """The error for another stage."""
     return config.unsupported("stage", f"is not modelled yet; modelled: sft, pt, {', '.join(STAGES)}")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.frameworks.nearest import refuse_task
+from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
-from vramplan.frameworks.readers.ms_swift_tasks import check_reference
+from vramplan.frameworks.readers.ms_swift_tasks import check_reference, refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -25,10 +25,14 @@ _NOT_YET = "with rlhf_type grpo is not modelled yet"
 _BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
 NOT_MODELLED: Mapping[str, str] = {
     **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
-    **dict.fromkeys(("padding_free", "packing"), f"{_NOT_YET}; leave it out: rows are padded then"),
     **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""
+_UNDER = {
+    "fsdp": "under fsdp is not modelled yet; nearest: deepspeed zero3",
+    "device_map": "by one process that sees {0} GPUs and spreads the layers over them is not modelled; a process for"
+    " each GPU is: NPROC_PER_NODE={0}",
+}
 HERE = ("vllm", "vllm_sleep")
 """vLLM in the training processes."""
 OFFLOADS = {
@@ -72,11 +76,15 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     if not at_least(version, SINCE):
         raise refuse_task(config, "rlhf_type", "grpo", parsed.model, job)
     if job.get("strategy") in ("fsdp", "device_map"):
-        raise config.unsupported("rlhf_type", f"under {job['strategy']} is not modelled yet; nearest: deepspeed zero3")
+        raise config.unsupported("rlhf_type", _UNDER[job["strategy"]].format(job["num_gpus"]))
     for name, why in NOT_MODELLED.items():
+        if why == _BESIDE and not config.is_off(name):
+            whose = "TRL's own" if config.has("reward_model") else "TRL's own without it"
+            raise config.unsupported(name, f"{why}; nearest, {whose}: {_nearest(config, parsed)}")
         config.require_off(name, why=why)
+    refuse_rows(config, "rlhf_type grpo")
     if config.lowercase("loss_type", default="grpo") not in LOSSES:
-        raise config.unsupported("loss_type")
+        raise config.unsupported("loss_type", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
     fields: dict[str, Any] = {
         "task": "grpo",
         "loss": "logits_to_keep" if at_least(version, OWN_LOG_PROBS) else "standard",
@@ -126,6 +134,20 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
         )
     parsed.compared_with_images = at_least(version, FROZEN_TOWERS)
     parsed.task, parsed.rows, parsed.eval_batch_size = "GRPO", "samples", None
+
+
+def _nearest(config: ConfigReader, parsed: ParsedConfig) -> str:
+    """TRL's GRPO with the same settings, and with the first reward model if there is one."""
+    fields = {name: one for name, one in parsed.job.items() if name not in ("loss", "batches")} | {"task": "grpo"}
+    answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+    if "sequence_length" in fields:
+        fields |= {"prompt_length": fields["sequence_length"], "sequence_length": fields["sequence_length"] + answer}
+    fields["num_generations"] = config.integer("num_generations", default=8)
+    if config.has("reward_model"):
+        fields["reward_model"] = config.strings("reward_model")[0]
+    if config.number("beta", default=0.04):
+        fields["reference"] = own_reference(fields["method"])
+    return estimate_command(parsed.model, fields)
 
 
 def _check_liger(config: ConfigReader, version: str, wants_entropy: bool) -> None:

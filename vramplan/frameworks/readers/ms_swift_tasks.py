@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.errors import UnsupportedError, setting
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import ms_swift_gkd
@@ -30,14 +30,11 @@ NUMBERS = (
     "loss_scale",
 )  # fmt: skip
 """Settings that change no large tensor: the cross-entropy of rpo_alpha is made of the log-probabilities that exist."""
-NOT_MODELLED = (
-    "ref_adapters",
-    "adapters",
-    "resume_from_checkpoint",
-    "precompute_ref_log_probs",
-    "padding_free",
-    "packing",
-)
+NOT_MODELLED = ("ref_adapters", "adapters", "resume_from_checkpoint", "precompute_ref_log_probs")
+ROWS = ("padding_free", "packing")
+"""Keys that make one row of a micro-batch."""
+TAKE_ROWS = ("dpo", "kto")
+"""Values of rlhf_type that take them; ms-swift stops at others (rlhf_args.py: _check_padding_free)."""
 
 
 def is_rlhf(config: ConfigReader) -> bool:
@@ -64,7 +61,9 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if job.get("strategy") == "fsdp":
         raise config.unsupported("fsdp", f"with rlhf_type {value} is not modelled yet; nearest: deepspeed zero3")
     for name in NOT_MODELLED:
-        config.require_off(name, why=f"with rlhf_type {value} is not modelled yet")
+        without = setting("set", f"{name}=")
+        config.require_off(name, why=f"with rlhf_type {value} is not modelled yet; the rest is read with {without}")
+    refuse_rows(config, f"rlhf_type {value}", stops=value not in TAKE_ROWS)
     if config.number("router_aux_loss_coef", default=0.0):
         raise config.unsupported("router_aux_loss_coef", f"with rlhf_type {value} is not modelled yet")
     if not config.boolean("disable_dropout", default=True):
@@ -84,12 +83,34 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     return fields
 
 
+def refuse_rows(config: ConfigReader, what: str, stops: bool = False) -> None:
+    """Refuse rows of several samples.
+
+    Raises:
+        ConfigError: if ms-swift `stops` at them.
+        UnsupportedError: if it does not.
+    """
+    for name in ROWS:
+        if config.is_off(name):
+            continue
+        if stops:
+            raise ConfigError(f"{config.place(name)}: {name}: ms-swift stops at it with {what}; set it to false")
+        padded = f"{setting('set', f'{name}=')} estimates padded rows"
+        why = (
+            "about as much if all samples are of max_length, else more"
+            if name == "padding_free"
+            else "of one sample each"
+        )
+        raise config.unsupported(name, f"with {what} is not modelled yet; {padded}, {why}")
+
+
 def _check_losses(config: ConfigReader, task: str) -> None:
     """Values of loss_type that keep no other large tensors."""
     modelled = {"dpo": DPO_LOSSES, "kto": ("kto",), "cpo": ("sigmoid", "hinge", "ipo", "simpo"), "simpo": ("simpo",)}
     for name in config.strings("loss_type"):
-        if name.lower() not in modelled.get(task, ("",)):
-            raise config.unsupported("loss_type", f"{name} is not modelled yet")
+        names = modelled.get(task, ("",))
+        if name.lower() not in names:
+            raise config.unsupported("loss_type", f"({name}) is not modelled yet; modelled: {', '.join(names)}")
 
 
 def check_reference(config: ConfigReader, job: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
+from vramplan.frameworks.readers.ms_swift_tasks import refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.embedding import SCORED
@@ -54,8 +55,9 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         raise config.unsupported("task_type", f"is not modelled yet; modelled: {', '.join(TASKS)}")
     if value != "seq_cls" and not at_least(version, SINCE):
         raise config.unsupported("task_type", f"of versions before {SINCE} is not modelled yet")
-    for name in ("packing", "padding_free", "use_liger_kernel", "use_liger"):
-        config.require_off(name, why=f"with task_type {value} is not modelled yet")
+    for name in ("use_liger_kernel", "use_liger"):
+        config.require_off(name, why=f"with task_type {value} is not modelled yet; leave it out")
+    refuse_rows(config, f"task_type {value}")
     config.read_keys |= {"loss_type", "problem_type"}
     fields: dict[str, Any] = {"task": TASKS[value], "batches": "padded", "loss": "standard"}
     return fields | {"seq_cls": _classifier, "embedding": _embedding, "reranker": _reranker}[value](config)
