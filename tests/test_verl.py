@@ -265,6 +265,17 @@ def test_one_gpu_and_other_versions() -> None:
         read_line("model.path=Qwen/Qwen2.5-VL-3B-Instruct")
 
 
+def test_0_9_1_reduces_gradients_after_every_micro_batch() -> None:
+    """And divides no logits, which the estimate says that it does not leave out."""
+    line = f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path={QWEN}"
+    found = read(from_line(line, None, {}), 1, "0.9.1")
+    assert found.job["fsdp"]["sync_each_batch"] is True
+    assert any("it needs less" in note.text for note in found.notes)
+    kept = read(from_line(f"{line} engine.use_no_sync_for_gradient_accumulation=True", None, {}), 1, "0.9.1")
+    assert kept.job["fsdp"]["sync_each_batch"] is False
+    assert "sync_each_batch" not in read_line().job["fsdp"]
+
+
 def test_the_model_has_to_be_named() -> None:
     line = "torchrun --nproc_per_node=2 -m verl.trainer.sft_trainer data.max_token_len_per_gpu=8192"
     with pytest.raises(ConfigError, match="names no model"):

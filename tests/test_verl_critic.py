@@ -92,6 +92,14 @@ def test_keys_say_which_verl_they_are_for() -> None:
     assert found.version == "0.7.1 (the newest with critic.model.fsdp_config)"
 
 
+def test_a_key_of_the_first_verl() -> None:
+    """Its rows are padded unless it is told otherwise, logits divided in place, and entropies always in the loss."""
+    found = parsed(*OLD, "actor_rollout_ref.actor.fsdp_config.grad_offload=False")
+    assert found.version == "0.4 (the oldest known)"
+    assert (found.job["verl"]["logits"], found.job["verl"]["entropy"]) == ("in_place", True)
+    assert any("is of verl before 0.4" in note.text for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("overrides", "version", "said"),
     [

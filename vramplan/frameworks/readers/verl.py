@@ -24,6 +24,8 @@ from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
 
 PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.0"
+LATER = "0.9.1"
+"""The version from which on gradients are reduced, and logits divided, otherwise."""
 HOST = ("engine.param_offload", "engine.optimizer_offload")
 """What the host keeps between steps; all of it is back on the GPU during a step (workers/engine/base.py)."""
 OLD_PROGRAM = "fsdp_sft_trainer"
@@ -63,7 +65,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
         "loss": "log_probs",
         "num_gpus": gpus,
         "strategy": "fsdp",
-        "fsdp": verl_fsdp.sharding(config, gpus, "engine."),
+        "fsdp": verl_fsdp.sharding(config, gpus, "engine.") | _reduction(config, version),
         **_adapters(config),
         **verl_fsdp.dtypes(config, "engine."),
         **batches.job,
@@ -77,6 +79,16 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
             config.note("warning", name, "does not lower a step's peak: all of it is on the GPU during a step")
     names = {**NAMES, **batches.names}
     return ParsedConfig(PACKAGE, f"{version} ({where})", _model(config), job, names, config.notes, rows=batches.rows)
+
+
+def _reduction(config: ConfigReader, version: str) -> dict[str, bool]:
+    """Whether gradients are reduced after every micro-batch, as from 0.9.1 on unless it is told otherwise."""
+    keeps = config.boolean("engine.use_no_sync_for_gradient_accumulation", default=False)
+    if not at_least(version, LATER):
+        return {}
+    text = f"leaves logits as they are; estimated with {FIRST}'s copy of them: it needs less"
+    config.note("warning", f"verl {version}", text)
+    return {"sync_each_batch": not keeps}
 
 
 def _refuse_other_programs(config: ConfigReader, version: str) -> None:

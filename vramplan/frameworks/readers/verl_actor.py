@@ -76,9 +76,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         UnsupportedError: for what is not modelled, with the estimate that comes nearest.
         ConfigError: for a batch with which verl stops.
     """
-    version, where = resolve_version(PACKAGE, framework_version, NEWEST)
-    if where == "newest known" and verl_critic.is_old(config):
-        version, where = verl_critic.LAST_OLD, f"the newest with {verl_critic.OLD_FSDP[:-1]}"
+    version, where = _version(config, framework_version)
     has_critic = verl_rl.has_critic(config)
     reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
     if has_critic:
@@ -130,6 +128,20 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",
     )
+
+
+def _version(config: ConfigReader, given: str | None) -> tuple[str, str]:
+    """The version and where it comes from: keys that others do not have say which."""
+    version, where = resolve_version(PACKAGE, given, NEWEST)
+    if where != "newest known":
+        return version, where
+    if first := verl_rl.first_key(config):
+        text = f"is of verl before {FIRST}: read as {FIRST}, with entropies in the loss, which it always has"
+        config.note("warning", first, f"{text}; its generation was not looked at")
+        return FIRST, "the oldest known"
+    if verl_critic.is_old(config):
+        return verl_critic.LAST_OLD, f"the newest with {verl_critic.OLD_FSDP[:-1]}"
+    return version, where
 
 
 def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
@@ -213,6 +225,9 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
 def _has_entropy(config: ConfigReader, version: str) -> bool:
     """Whether entropies have a gradient; from 0.8 on with a coefficient of 0 too (utils/losses.py: ppo_loss)."""
     computed = config.boolean(f"{ACTOR}calculate_entropy", default=False)
+    if verl_rl.first_key(config):  # verl 0.1, workers/actor/dp_actor.py: update_policy
+        config.read_keys.add(f"{ACTOR}entropy_coeff")
+        return True
     return config.number(f"{ACTOR}entropy_coeff", default=0.0) != 0 or (computed and at_least(version, "0.8"))
 
 

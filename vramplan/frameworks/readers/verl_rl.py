@@ -149,6 +149,13 @@ def engine(config: ConfigReader, gpus: int) -> dict[str, Any]:
     return fields
 
 
+def first_key(config: ConfigReader) -> str:
+    """A key that verl had before 0.4 alone; empty if there is none."""
+    found = [name for name in config.source.settings if name.endswith("fsdp_config.grad_offload")]
+    config.read_keys.update(found)
+    return found[0] if found else ""
+
+
 def has_critic(config: ConfigReader) -> bool:
     """Whether there is a critic (trainer/ppo/utils.py: need_critic)."""
     has_gae = config.lowercase("algorithm.adv_estimator", default="gae") == "gae"
