@@ -1,10 +1,11 @@
-"""What is proposed where completions do not fit: fewer of them generated at a time."""
+"""What is proposed for GRPO: fewer completions generated at a time, and ms-swift's smaller parts for vLLM."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from vramplan import estimate, suggest
+from vramplan import check, estimate, suggest
 
 JOB: dict[str, Any] = {
     "task": "grpo", "method": "lora", "sequence_length": 1024, "prompt_length": 256, "generate_with": "transformers",
@@ -34,3 +35,20 @@ def test_fewer_completions_at_a_time() -> None:
 def test_not_where_as_few_are_generated() -> None:
     found = suggest("Qwen/Qwen2.5-7B-Instruct", "rtx3060-12gb", 64, **JOB, steps_per_generation=8)
     assert not any("steps_per_generation" in one.update for one in found.advice)
+
+
+def test_smaller_parts_for_vllm(tmp_path: Path) -> None:
+    """ms-swift gathers all weights at once for vLLM unless it is told otherwise."""
+    path = tmp_path / "train.sh"
+    path.write_text(
+        "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-32B-Instruct --tuner_type full"
+        " --torch_dtype bfloat16 --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.4"
+        " --vllm_max_model_len 4096 --vllm_tensor_parallel_size 4 --max_length 1024 --max_completion_length 1024"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --num_generations 8 --deepspeed zero3"
+        " --sleep_level 1 --offload_model true --offload_optimizer true\n"
+    )
+    found = check(path, gpu="a100-80gb", num_gpus=8)
+    assert not found.fits
+    parts = [one for one in found.advice if one.settings == ("--move_model_batches 16",)]
+    changed = check(path, gpu="a100-80gb", num_gpus=8, settings={"move_model_batches": "16"})
+    assert [one.device_total_bytes for one in parts] == [changed.estimate.device_total_bytes]

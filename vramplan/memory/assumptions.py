@@ -198,7 +198,7 @@ def _describe_grpo(job: Job) -> str:
     if job.runs_verl:
         return _describe_verl(job)
     version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.12")
-    package = OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
+    package = "ms-swift" if job.vllm_sync_parts is not None else OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)
     if job.runs_openrlhf:

@@ -28,6 +28,8 @@ from vramplan.units import GiB
 
 NEVER: tuple[Mapping[str, Any], ...] = ({"optimizer": "sgd"},)
 """Changes that need another recipe: SGD's learning rates are orders of magnitude away from Adam's."""
+SYNC_PARTS = 16
+"""Parts in which ms-swift's examples send weights to vLLM (examples/train/grpo: move_model_batches)."""
 ADAPTERS = "adapters instead of all weights"
 
 
@@ -52,7 +54,8 @@ class Lever:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
         same = {
-            "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation", *batch,
+            "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation",
+            "vllm_sync_parts", "rollout_offload", *batch,
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
@@ -223,6 +226,20 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "vLLM gives its memory back while the model trains",
             "time",
             generate_with="vllm_sleep",
+        )
+    if job.vllm_sync_parts is not None and job.vllm_sync_parts < SYNC_PARTS and job.strategy == "zero3":
+        lever(
+            f"move_model_batches {SYNC_PARTS}",
+            "fewer weights are gathered at a time for vLLM",
+            "time",
+            vllm_sync_parts=SYNC_PARTS,
+        )
+    if job.vllm_sync_parts is not None and is_colocated(job) and job.rollout_offload != "all":
+        lever(
+            "offload_model true, offload_optimizer true",
+            "they wait in host memory while vLLM generates",
+            "time, host RAM",
+            rollout_offload="all",
         )
     for change, verl in job.verl.offloads().items() if job.runs_verl else ():
         lever(change, "it waits in host memory while vLLM generates", "time, host RAM", verl=verl)

@@ -51,6 +51,7 @@ NAMES: Mapping[str, KeyNames] = {
         "model": "offload_model true",
         "all": "offload_model true; offload_optimizer true",
     },
+    "vllm_sync_parts": "move_model_batches",
     "vllm_share": "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel": "vllm_tensor_parallel_size",
     "vllm_max_length": "vllm_max_model_len",
