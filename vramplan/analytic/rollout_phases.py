@@ -77,6 +77,11 @@ class RolloutPhase(NamedTuple):
         )
 
 
+def emptied_cache(phase: str) -> RolloutPhase:
+    """``torch.cuda.empty_cache`` in a phase."""
+    return RolloutPhase(phase, [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
+
+
 class CriticPhases(NamedTuple):
     """What verl's critic adds to a run (:mod:`vramplan.analytic.verl_critic`)."""
 
@@ -295,6 +300,7 @@ def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
         yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
     if step.job.reward_adapters:
         yield recorded_phase(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
+    yield emptied_cache("scoring")  # batched_forward_pass begins with it
     yield recorded_phase(step, "scoring", ppo_phases.simulate_scoring(step.setting), step.setting)
 
 

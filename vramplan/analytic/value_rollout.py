@@ -14,14 +14,21 @@ from dataclasses import replace
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, unfolded_of
 from vramplan.analytic.reward_model import scored
-from vramplan.analytic.rollout_phases import DECODED, Generated, RolloutPhase, generating, recorded_phase
+from vramplan.analytic.rollout_phases import (
+    DECODED,
+    Generated,
+    RolloutPhase,
+    emptied_cache,
+    generating,
+    recorded_phase,
+)
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.unfolded_step import Step
 from vramplan.analytic.value_phases import simulate_reference, simulate_values
 from vramplan.inputs.job import Job
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
+from vramplan.memory.timeline import Storage, rounded_bytes
 from vramplan.units import ceil_div
 
 
@@ -107,12 +114,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     rows, values = rows_at_a_time(step.job), step.setting.values
     assert values is not None
     yield recorded_phase(step, "scoring", simulate_reference(step.setting, "scoring", rows), step.setting)
-    yield _emptied("scoring")
+    yield emptied_cache("scoring")
     yield recorded_phase(step, "scoring", simulate_values(values, "scoring", rows), values)
     yield RolloutPhase("reward", *scored(step.job, step.card, rows))
-    yield _emptied("reward")
-
-
-def _emptied(phase: str) -> RolloutPhase:
-    """``empty_cache``."""
-    return RolloutPhase(phase, [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
+    yield emptied_cache("reward")

@@ -21,6 +21,7 @@ from vramplan.analytic.tasks.whole_logits import own_logits
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """A micro-batch of ``step``: the forward with gradients, and the losses of policy and values."""
     tape = net.tape
+    tape.empty_cache()
     logits, values = outputs(net, setting, phase, batch)
     tape.module = "loss"
     found = label_log_probs(net, logits)
