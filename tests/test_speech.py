@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from tests import matrix, speech_cases
 from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.export import written_as
 
 ROWS = speech_cases.TABLE.load()
@@ -84,6 +86,8 @@ def test_convolutions_that_train_need_more() -> None:
         ("wav2vec2-base", {"images": 2}, ConfigError, "takes no images"),
         ("wav2vec2-base", {"strategy": "zero3", "num_gpus": 2}, UnsupportedError, "weight norm"),
         ("whisper-tiny", {"audio_seconds": 10}, ConfigError, "reads no waveforms"),
+        ("whisper-tiny", {"images": 1}, ConfigError, "takes no images"),
+        ("t5-small", {"images": 1}, ConfigError, "takes no images"),
         ("qwen2.5-0.5b", {"audio_seconds": 10}, ConfigError, "reads no waveforms"),
     ],
 )
@@ -157,7 +161,54 @@ def test_python_scripts_are_read(model: str, freezes: str, tmp_path: Path) -> No
     job = verdict.estimate.job
     assert (job.audio_seconds, job.freeze_feature_encoder) == (8.0, bool(freezes))
     assert (job.task, job.num_labels) == ((None, None) if model == CTC else ("sequence_classification", 35))
-    assert {note.key for note in verdict.reading.notes if note.kind == "doubt"} == {"dropouts", "sounds"}
+    doubts = {note.key for note in verdict.reading.notes if note.kind == "doubt"}
+    assert doubts == {"sounds", *({"vocab_size"} if model == CTC else ())}
+
+
+def verdict_of(tmp_path: Path, arguments: str) -> Any:
+    """check's answer for a script whose model is loaded with these arguments."""
+    model = f'Wav2Vec2ForCTC.from_pretrained("{tmp_path / "checkpoint"}", {arguments})'
+    path = tmp_path / "train.py"
+    script = SCRIPT.format(model=model, freezes="model.freeze_feature_encoder()")
+    path.write_text(script.replace(", gradient_checkpointing=True", ""))
+    return vramplan.check(path, gpu="rtx4090", audio_seconds=8)
+
+
+DROPOUTS = ("attention_dropout", "hidden_dropout", "activation_dropout", "feat_proj_dropout", "final_dropout")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> dict[str, Any]:
+    """A checkpoint that was trained without dropout; its configuration names no dtype."""
+    config = {"model_type": "wav2vec2", **speech_cases.SMALL, **dict.fromkeys(DROPOUTS, 0.0), "mask_time_prob": 0.0}
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+    return config
+
+
+@pytest.mark.parametrize("key", [*DROPOUTS, "mask_time_prob", "vocab_size"])
+def test_what_a_script_sets_in_the_configuration_counts(key: str, checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    value = 4000 if key == "vocab_size" else 0.1
+    plain, changed = verdict_of(tmp_path, ""), verdict_of(tmp_path, f"{key}={value}")
+    spec = ModelSpec(name="same", model_type="wav2vec2", config={**checkpoint, key: value})
+    alone = vramplan.estimate(spec, "rtx4090", **changed.estimate.job.model_dump(exclude_unset=True))
+    assert changed.estimate.peak_allocated_bytes == alone.peak_allocated_bytes
+    if key in ("hidden_dropout", "activation_dropout", "vocab_size"):
+        assert changed.estimate.peak_allocated_bytes > plain.estimate.peak_allocated_bytes
+
+
+def test_a_configuration_that_a_script_makes_is_a_doubt(checkpoint: dict[str, Any], tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, "config=own")
+    assert "model_config" in {note.key for note in verdict.reading.notes if note.kind == "doubt"}
+
+
+def test_the_ctc_example_trains_without_dropout(tmp_path: Path) -> None:
+    path, words = tmp_path / "train.sh", next(iter(COMMANDS))
+    peaks = []
+    for more in ("", " --hidden_dropout 0.1 --activation_dropout 0.1"):
+        path.write_text(f"python {words.replace('--gradient_checkpointing', '')}{more}\n")
+        peaks.append(vramplan.check(path, gpu="h200").estimate.peak_allocated_bytes)
+    assert peaks[0] < peaks[1]
 
 
 def test_a_configuration_for_sounds_is_not_written() -> None:

@@ -62,6 +62,8 @@ class ParsedConfig:
     """Whether the framework applies caps on pixels to every model's images; else only processors that read them do."""
     compared_with_images: bool = True
     """Whether the framework's version of the trainer is the one whose runs with images were compared."""
+    model_config: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the model's own configuration that the script sets, such as dropouts."""
     video_sampling: Sampling = Sampling()
     """What the framework does to videos before the model's processor."""
     expandable: bool = False

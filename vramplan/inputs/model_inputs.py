@@ -439,7 +439,8 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     settings, c = dict(given), Config(spec.config, spec.name)
     if samples.image_config is None and settings.get("image_size") is not None:
         raise ConfigError(f"{setting('image_size')}: {spec.name} takes no images")
-    if settings.pop("images", None) not in (None, 0, 1):
+    one_image = () if samples.image_config is None else (1,)
+    if settings.pop("images", None) not in (None, 0, *one_image):
         raise ConfigError(
             f"{setting('images', given['images'])}: {spec.name} takes "
             + ("no images" if samples.image_config is None else "one image a sample")

@@ -51,6 +51,7 @@ from vramplan.planner.read_config import (
     model_of,
     read,
     takes_text,
+    with_own_config,
     with_prompt,
 )
 from vramplan.planner.search_result import LeverEffect, Plan, Search
@@ -222,10 +223,11 @@ def examine(
             raise ConfigError(f"{setting('set', note.key)}: {note.text}")
     spec = model if isinstance(model, ModelSpec) else model_of(model, config, found)
     model_notes = [note for note in config.notes if note.key == "model"]
-    if spec.published_dtype not in (None, "bf16"):  # which may decide what it is loaded in
+    if spec.published_dtype not in (None, "bf16") or not takes_text(spec):  # what it is loaded in, what its samples are
         found = found._replace(source=replace(found.source, model=spec))
         config = read_on(num_gpus or 1)
         config.notes += model_notes
+    spec = with_own_config(spec, config)
     counts = undecided.gpu_counts(lambda count: read_on(count).job) if num_gpus is None else ()
     known = {*config.job, *_known(given)}
     is_length_open = takes_text(spec) and not {"sequence_length", "dataset"} & known

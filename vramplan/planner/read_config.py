@@ -107,6 +107,14 @@ def model_of(own_name: str | None, config: ParsedConfig, found: DetectedConfig) 
     return spec
 
 
+def with_own_config(spec: ModelSpec, config: ParsedConfig) -> ModelSpec:
+    """The model with what the script writes into its configuration."""
+    inputs = MODEL_INPUTS.get(spec.model_type)
+    if not config.model_config or inputs is None or not inputs.hears:
+        return spec
+    return spec.model_copy(update={"config": {**spec.config, **config.model_config}})
+
+
 DECIDES_LENGTH = ("task", "image_size", "audio_seconds", "sequence_length")
 """Settings that decide the length of a sample which is no text."""
 

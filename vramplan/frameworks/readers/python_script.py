@@ -50,10 +50,12 @@ MODEL: Mapping[str, str | None] = {
         "quantization_config", "trust_remote_code", "token", "use_auth_token", "cache_dir", "revision",
         "use_cache", "low_cpu_mem_usage", "local_files_only", "use_safetensors", "force_download", "config", "variant",
         "ignore_mismatched_sizes", "offload_folder", "num_labels", "id2label", "label2id", "code_revision", "subfolder",
-        "vocab_size", "pad_token_id", *speech.CONFIGURED,
+        "pad_token_id",
     )),
 }  # fmt: skip
 """Arguments of from_pretrained -> TRL's keys; None if memory does not change."""
+SOUND: Mapping[str, str | None] = {"config": speech.OWN_CONFIG, **{name: name for name in speech.CONFIGURED}}
+"""The same of a class for CTC or for classes of sounds, whose configuration scripts set."""
 LORA: Mapping[str, str | None] = {
     "r": "lora_r",
     "lora_dropout": "lora_dropout",
@@ -229,7 +231,8 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
         raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}{near}")
     changed = {event[0][1:-1] for event in model.thing.history if event[0].endswith("=")}
     keywords = {name: value for name, value in load.keywords.items() if name not in {*changed, *classifier}}
-    settings = classifier | _translated(keywords, MODEL, "from_pretrained")
+    keys = {**MODEL, **SOUND} if speech.is_speech(name) else MODEL
+    settings = classifier | _translated(keywords, keys, "from_pretrained")
     if load.positional:
         settings["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
     freezes = next((event for event in model.thing.history if event[0].lstrip(".") in speech.FREEZES), None)

@@ -92,6 +92,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if config.source.spelling == "python":
         names |= PYTHON_NAMES | {"method": {"lora": f"model get_peft_model(model, {ALL_LINEAR})"}}
     parsed = ParsedConfig("transformers", f"{version} ({where})", model or "", job, names, config.notes)
+    parsed.model_config = speech.read_model_config(config, _script_path(config))
     parsed.uses_peft_targets = peft and config.boolean("uses_peft_targets", default=False)
     parsed.task = str(job.get("task", "Trainer")).replace("_", " ")
     read_image_caps(config, parsed)
