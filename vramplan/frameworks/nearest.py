@@ -113,7 +113,7 @@ def estimate_command(model: str, job: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-TRL_TASKS = {"ipo": "dpo", "rm": "reward"} | {name: name for name in ("dpo", "kto", "orpo", "cpo", "simpo")}
+OF_PREFERENCES = {"ipo": "dpo", "rm": "reward"} | {name: name for name in ("dpo", "kto", "orpo", "cpo", "simpo")}
 """What frameworks call their preference training -> the task of TRL's own trainer."""
 
 
@@ -127,7 +127,7 @@ def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Map
         model: the model's name.
         job: the fields of the job, read for supervised fine-tuning.
     """
-    task = TRL_TASKS.get(value)
+    task = OF_PREFERENCES.get(value)
     if value == "ppo":
         return config.unsupported(key, f"is not read yet; {PPO_NEAREST}")
     if task is None:

@@ -47,7 +47,7 @@ OTHER_TASKS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Kinds of training -> keys that supervised fine-tuning does not take; the first kind with a key that is set counts."""
-TRL_TASKS = {
+USUAL_TASKS = {
     "reinforcement training": "grpo",
     "reward training": "reward",
     "distillation": "gkd",
@@ -159,10 +159,10 @@ def refuse_other_tasks(settings: Mapping[str, ConfigValue], where: str, read: Co
             first, value = next(iter(values.items()))
             place = where if value.place.lstrip("-").replace("-", "_") == first else value.place
             names = ", ".join(values)
-            trainer = f"{setting('framework', 'trl')} {setting('task', TRL_TASKS[task])}"
+            trainer = f"{setting('framework', 'trl')} {setting('task', USUAL_TASKS[task])}"
             raise UnsupportedError(
                 f"{place}: {names}: settings of {task}, which is not read here; if TRL's trainer takes them, give"
-                f" {trainer}; `vramplan estimate --task {TRL_TASKS[task]}` takes settings"
+                f" {trainer}; `vramplan estimate --task {USUAL_TASKS[task]}` takes settings"
             )
 
 
@@ -191,9 +191,9 @@ def refuse_unread_program(words: Sequence[str], where: str) -> None:
 def nearest_task(kind: str, words: Sequence[str]) -> str:
     """A clause with the estimate of TRL's trainer for a kind of training that a program is known for."""
     kind = "reward training" if "reward" in kind else kind
-    if kind not in TRL_TASKS:
+    if kind not in USUAL_TASKS:
         return ""
-    return f"; nearest, TRL's trainer: vramplan estimate {_model_in(words)} --gpu GPU --task {TRL_TASKS[kind]}"
+    return f"; nearest, TRL's trainer: vramplan estimate {_model_in(words)} --gpu GPU --task {USUAL_TASKS[kind]}"
 
 
 def _model_in(words: Sequence[str]) -> str:
