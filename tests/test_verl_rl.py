@@ -156,11 +156,6 @@ def test_versions(version: str, logits: str, reduces: bool, expandable: bool, lo
     assert (job.get("expandable_segments", False), job.get("vllm_max_length")) == (expandable, longest)
 
 
-def test_padded_rows_were_the_default() -> None:
-    with pytest.raises(UnsupportedError, match="use_remove_padding: off, so rows are padded"):
-        read_line(version="0.5.0")
-
-
 def test_a_budget_of_tokens() -> None:
     budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=8192", f"{ROLLOUT}.n=8")
     parsed = read_line(*budget)
@@ -269,7 +264,6 @@ def test_the_command_is_the_nearest_job() -> None:
         (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
-        (f"{MODEL}.use_remove_padding=False", "use_remove_padding: off"),
         (f"{MODEL}.use_fused_kernels=True", "use_fused_kernels: True"),
         ("trainer.n_gpus_per_node=1", "one GPU"),
         ("trainer.v1.trainer_mode=separate_async", "trainer.v1.trainer_mode: separate_async"),

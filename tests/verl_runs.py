@@ -46,6 +46,20 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
     {**FULL, "verl": critic(batches="padded", sequence_length=256, micro_batch_size=16, checkpointing="none")},
 )
 """Jobs on Llama."""
+PADDED: dict[str, Any] = {
+    **OWN, "batches": "padded", "sequence_length": 384, "prompt_length": 128, "micro_batch_size": 4,
+}  # fmt: skip
+OF_PADDED: tuple[dict[str, Any], ...] = (
+    {},
+    FULL,
+    {**FULL, "checkpointing": "none", "gradient_accumulation_steps": 2},
+    {**FULL, "micro_batch_size": 1, "gradient_accumulation_steps": 4, "sequence_length": 2048, "prompt_length": 1024},
+    {"verl": {**ENTROPY, "scored_tokens": 8 * 384}},
+    {**FULL, "verl": ENTROPY},
+    {"micro_batch_size": 1, "sequence_length": 2048, "verl": ENTROPY},
+    {**FULL, "verl": critic(batches="padded", sequence_length=384, micro_batch_size=8, scored_tokens=8 * 384)},
+)
+"""Jobs with padded rows."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -60,6 +74,9 @@ def cases() -> Iterator[dict[str, Any]]:
         if not model.startswith("gemma-3"):  # which transformers has no class for
             yield {"model": model, "config": config, "job": {**OWN, **own, "verl": critic(sequence_length=4096)}}
     yield {"model": "qwen2.5-0.5b", "config": {LAYERS: 6}, "job": {**OWN, **FULL, "verl": ENTROPY}}
+    for job in OF_PADDED:
+        for model in ("llama-3.2-1b", "qwen2.5-0.5b"):
+            yield {"model": model, "config": {LAYERS: 6}, "job": {**PADDED, **job}}
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ class VerlRun:
             stack.enter_context(tracker)
             for _ in range(STEPS):
                 tracker.enter("scoring")
-                scored = (job.verl.scored_tokens or job.sequence_length) // self._length
+                scored = (job.verl.scored_tokens or self._samples * self._length) // self._length
                 actor.compute_log_prob(
                     self._data(scored, temperature=1.0, use_dynamic_bsz=False, micro_batch_size=scored),
                     calculate_entropy=True,
@@ -211,11 +211,17 @@ class VerlRun:
 
     @property
     def _length(self) -> int:
-        """Tokens of a sample: four of them fill the row of a micro-batch."""
-        return self.job.sequence_length // 4
+        """Tokens of a sample: four of them fill the row of a micro-batch without padding."""
+        return self.job.sequence_length // (1 if self.job.batches == "padded" else 4)
+
+    @property
+    def _samples(self) -> int:
+        """Samples of a micro-batch."""
+        return self.job.micro_batch_size if self.job.batches == "padded" else 4
 
     def _data(self, rows: int, scored: tuple[str, str] = ("old_log_probs", "advantages"), **info: Any) -> Data:
-        length, answer = self._length, self._length - self._length // 4
+        length, prompt = self._length, self.job.prompt_length or 0
+        answer = length - (prompt if self.job.batches == "padded" else length // 4)
         whole = dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((length,), torch.int64))
         answers = dict.fromkeys(("responses", "response_mask"), ((answer,), torch.int64))
         numbers = dict.fromkeys(scored, ((answer,), torch.float32))
@@ -245,17 +251,18 @@ class VerlRun:
     def _actor(self, model: nn.Module, optimizer: Any) -> Any:
         tracker, job = self.tracker, self.job
         config = Settings(
-            use_remove_padding=True, use_fused_kernels=False, ulysses_sequence_parallel_size=1, use_torch_compile=False,
+            use_remove_padding=job.batches != "padded", use_fused_kernels=False,
+            ulysses_sequence_parallel_size=1, use_torch_compile=False,
             entropy_from_logits_with_chunking=False, entropy_checkpointing=False, fsdp_config=Settings(),
-            use_kl_loss=False, ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=4,
-            ppo_mini_batch_size=4 * job.gradient_accumulation_steps, calculate_entropy=False,
+            use_kl_loss=False, ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=self._samples,
+            ppo_mini_batch_size=self._samples * job.gradient_accumulation_steps, calculate_entropy=False,
             entropy_coeff=0.001 if job.verl.entropy else 0, loss_agg_mode="token-mean", policy_loss=Settings(),
             clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2,
             clip_ratio_c=3.0, grad_clip=1.0, global_batch_info={},
         )  # fmt: skip
         with mock.patch("torch.distributed.get_rank", return_value=0):
             actor = self.classes.actor(config, model, optimizer)
-        actor.device_name = "cuda"
+        actor.device_name = "cpu"  # under whose key autocast of a GPU is emulated
         actor.compute_entropy_from_logits = Entropies.apply
         self._follow(actor, "optimizer")
         model.register_forward_pre_hook(lambda *_: tracker.enter("forward") if torch.is_grad_enabled() else None)
@@ -272,7 +279,7 @@ class VerlRun:
             loss_agg_mode="token-mean", grad_clip=1.0,
         )  # fmt: skip
         made = self.classes.critic(config, model, optimizer)
-        made.device_name = "cuda"
+        made.device_name = "cpu"
         self._follow(made, "critic")
         return made
 

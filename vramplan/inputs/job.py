@@ -517,6 +517,16 @@ class Job(Record):
         return self.autocast != "none" and (self.strategy != "fsdp" or self.fsdp.version == 1)
 
     @property
+    def forward_autocast(self) -> str | None:
+        """Dtype of the torch.autocast that the loss is computed under; verl's is on with half-precision weights too.
+
+        (verl 0.7.1, workers/actor/dp_actor.py: _forward_micro_batch; 0.9.1, workers/engine/fsdp: forward_step.)
+        """
+        if self.runs_verl or self.is_verl_critic:
+            return "bf16"
+        return self.autocast if self.casts else None
+
+    @property
     def uses_deepspeed(self) -> bool:
         """Whether DeepSpeed runs the job (ZeRO stages 0 to 3)."""
         return self.strategy.startswith("zero")

@@ -229,11 +229,11 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: (
             job.runs_verl
-            and (job.batches not in ("unpadded", "packed") or job.quantize != "none" or job.lora_dropout > 0)
+            and (job.batches not in ("unpadded", "packed", "padded") or job.quantize != "none" or job.lora_dropout > 0)
         ),
         UNSUPPORTED,
-        "{loss} with {task} is verl's actor, modelled without padding, quantization and dropout; use"
-        " {batches=unpadded} {quantize=none} {lora_dropout=0}",
+        "{loss} with {task} is verl's actor, modelled without quantization and dropout; use {batches=unpadded}"
+        " {quantize=none} {lora_dropout=0}",
     ),
     Rule(
         lambda job: job.runs_own_actor and (job.steps_per_generation is not None or job.num_iterations != 1),
@@ -275,7 +275,7 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: (
             job.runs_verl
-            and job.batches == "unpadded"
+            and job.batches != "packed"
             and bool(job.verl.scored_tokens)
             and (job.verl.scored_tokens or 0) % job.sequence_length > 0
         ),

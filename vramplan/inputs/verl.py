@@ -40,6 +40,9 @@ class Verl(Record):
     logits: Literal["undivided", "copied", "in_place"] = "undivided"
     """What becomes of the logits as they are divided by the temperature: nothing at a temperature of 1 (verl 0.9.1), a
     copy at another one (verl 0.9), or the quotients overwrite them (verl up to 0.8)."""
+    joins_rows: bool = False
+    """Padded rows: whether the logits of all their tokens are copied into one row (verl from 0.8 on), or those of the
+    responses alone are copied (verl up to 0.7)."""
     scored_tokens: int | None = field(default=None, gt=0, le=1 << 24)
     """Tokens of a forward without gradients (samples of ``log_prob_micro_batch_size_per_gpu``, or
     ``log_prob_max_token_len_per_gpu``); null: those of a micro-batch."""

@@ -243,7 +243,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         )
     for change, verl in job.verl.offloads().items() if job.runs_verl else ():
         lever(change, "it waits in host memory while vLLM generates", "time, host RAM", verl=verl)
-    if job.runs_verl and job.batches == "unpadded" and (fewer := job.verl.fewer_scored(job.sequence_length)):
+    if job.runs_verl and job.batches != "packed" and (fewer := job.verl.fewer_scored(job.sequence_length)):
         *milder_batches, least = ({"verl": verl} for verl in fewer)
         why = "fewer completions are scored at a time"
         levers.append(Lever("fewer samples for each scoring", why, "time", least, milder=tuple(milder_batches)))

@@ -91,7 +91,9 @@ def _actor_of(job: Job) -> str | None:
     """The file of a framework's own reinforcement training; None for TRL's trainers and those after them."""
     if job.runs_openrlhf:
         return f"openrlhf_{job.openrlhf.trains}"
-    return "verl" if job.runs_verl else None
+    if not job.runs_verl:
+        return None
+    return "verl_padded" if job.batches == "padded" else "verl"
 
 
 def _file(name: str) -> Any:

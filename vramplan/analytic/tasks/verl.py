@@ -12,6 +12,7 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.log_probs import divided, token_entropies, token_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
+from vramplan.analytic.tasks.verl_loss import policy_loss
 from vramplan.analytic.tasks.whole_logits import own_logits
 
 
@@ -28,17 +29,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     entropies = ops.copy(token_entropies(scaled), "entropies, padded") if has_entropy else None
     del scaled, labels
     log_probs = ops.copy(log_probs, "log-probabilities, padded")
-    advantages = tape.empty((rows,), "fp32", "advantages")
-    before = tape.empty((rows,), "fp32", "log-probabilities of the step before")
-    ratio = ops.exp(ops.clamp(ops.subtract(log_probs, before)))
-    clipped = ops.clamp(ratio)
-    first, second = ops.neg(ops.mul(ratio, advantages)), ops.neg(ops.mul(clipped, advantages))
-    per_token = ops.least(first, second)
-    del ratio, clipped, first, second, before, advantages, log_probs
-    loss = ops.scale(ops.total(per_token))
-    if entropies is not None:
-        loss = ops.subtract(loss, ops.scale(ops.total(entropies)))
-    del per_token, entropies, logits  # the model's output is named until the step's forward returns
+    loss = policy_loss(log_probs, entropies)
+    del log_probs, entropies, logits  # the model's output is named until the step's forward returns
     return loss
 
 

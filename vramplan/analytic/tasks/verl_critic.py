@@ -37,7 +37,7 @@ def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
 def _values(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[Tensor, Tensor]:
     """The values, padded, and the model's output."""
     job = setting.job
-    with net.tape.autocasting(job.autocast if job.casts else None):
+    with net.tape.autocasting(job.forward_autocast):
         forward = forward_pass(net, setting, phase, batch)
         hidden = encoded(forward, setting.config)
         output = net.linear("score", hidden, 1, True, head=True)

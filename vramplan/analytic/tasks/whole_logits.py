@@ -31,7 +31,7 @@ def _converted(logits: Tensor, setting: StepSpec) -> Tensor:
 def own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
     """The logits in the dtype of the head."""
     job, config = setting.job, setting.config
-    with net.tape.autocasting(job.autocast if job.casts else None):
+    with net.tape.autocasting(job.forward_autocast):
         forward = forward_pass(net, setting, phase, batch)
         decoder, architecture = decoder_of(forward), setting.architecture
         hidden = decoder.before_head(net, config, language_model(forward, config))

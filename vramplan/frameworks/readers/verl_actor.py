@@ -35,6 +35,7 @@ from vramplan.units import ceil_div, divisors
 
 PACKAGE, FIRST, NEWEST = "verl", "0.4", "0.9.1"
 FSDP = f"{ACTOR}fsdp_config."
+PADDING = f"{MODEL}use_remove_padding"
 NOT_MODELLED: tuple[str, ...] = (
     f"{ACTOR}calculate_sum_pi_squared",
     f"{ACTOR}use_prefix_grouper", f"{ACTOR}entropy_checkpointing", f"{ACTOR}entropy_from_logits_with_chunking",
@@ -85,6 +86,8 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         raise verl_rl.refuse(config, reasons)
     gpus = verl_rl.num_gpus(config)
     batch = _by_tokens(config, gpus) if verl_rl.counts_tokens(config) else _by_samples(config, gpus)
+    if _pads(config, version):
+        batch["batches"] = "padded"
     job: dict[str, Any] = {
         "task": "grpo",
         "loss": "log_probs",
@@ -154,10 +157,9 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     for name, values in ONLY.items():
         if config.has(name) and str(config.get(name).value).lower() not in values:  # type: ignore[union-attr]
             yield str(config.unsupported(name, f"is not modelled yet; modelled: {values[0]}"))
-    padding = f"{MODEL}use_remove_padding"
-    if not config.boolean(padding, default=at_least(version, "0.7")):
-        given = config.place(padding) if config.has(padding) else padding
-        yield f"{given}: off, so rows are padded, which is not modelled yet; modelled: True"
+    if _pads(config, version) and verl_rl.counts_tokens(config):
+        given = config.place(PADDING) if config.has(PADDING) else PADDING
+        yield f"{given}: off, so rows are padded, which is not modelled with token budgets; modelled: True"
     if verl_rl.num_gpus(config) == 1:
         yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
@@ -219,7 +221,13 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         "optimizer_offload": config.boolean(f"{FSDP}optimizer_offload", default=False),
         "layered_summon": config.boolean(f"{ROLLOUT}layered_summon", default=False),
         "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
+        **({"joins_rows": True} if batch["batches"] == "padded" and at_least(version, "0.8") else {}),
     }
+
+
+def _pads(config: ConfigReader, version: str) -> bool:
+    """Whether rows are padded (trainer/config/model/hf_model.yaml; before 0.7 ppo_trainer.yaml)."""
+    return not config.boolean(PADDING, default=at_least(version, "0.7"))
 
 
 def _has_entropy(config: ConfigReader, version: str) -> bool:
@@ -357,7 +365,7 @@ def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
 
 def _scoring_keys(config: ConfigReader, job: dict[str, Any]) -> dict[Verl, str]:
     """The keys of fewer samples for each scoring, where samples are counted."""
-    if job["batches"] != "unpadded":
+    if job["batches"] == "packed":
         return {}
     sections = (ROLLOUT, REF) if _refers(config) else (ROLLOUT,)
 
