@@ -106,7 +106,7 @@ class JobSteps:
         self._others = _others(job)
         self.setting, self.plan, self.notes = prepare(spec, job, card)
         if is_colocated(job):
-            check_share(spec, job, card)
+            self.notes = [*self.notes, *check_share(spec, job, card)]
         if job.verl.critic is not None:
             from vramplan.analytic.verl_critic import check_critic
 

@@ -122,7 +122,9 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
     if job.prompt_length < tokens:
         raise ConfigError(
             f"{setting('prompt_length', job.prompt_length)}: the images of a sample make {tokens:,} tokens alone (as"
-            f" {image.description}), which are the prompt's; raise {setting('prompt_length')}, or make images smaller"
+            f" {image.description}), which are the prompt's: raise {setting('prompt_length')}, what"
+            f" {setting('sequence_length')} leaves beside a completion, or give smaller images by"
+            f" {setting('image_size', 'WIDTHxHEIGHT')}"
         )
     return job
 

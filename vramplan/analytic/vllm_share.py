@@ -17,7 +17,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.vllm import requested_bytes
-from vramplan.units import DTYPE_BYTES, ceil_div, format_bytes
+from vramplan.units import DTYPE_BYTES, GiB, ceil_div, format_bytes
 
 BLOCK = 16
 """Tokens of a block of vLLM's KV cache (vllm/config/cache.py)."""
@@ -25,10 +25,17 @@ BATCHED = 4096
 """Tokens of one forward of vLLM, as TRL sets it (trl 1.16, generation/vllm_generation.py: max_num_batched_tokens)."""
 
 
-def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
+ACTIVATIONS = GiB
+"""What vLLM's activations and CUDA graphs rarely need less than: 1.4 GiB in its own logs of 7B models ("PyTorch
+activation peak memory takes 1.42GiB", vllm/worker/worker.py: determine_num_available_blocks)."""
+SHORT_TEXT = 256
+"""Tokens of a text below which a shorter one is not proposed."""
+
+
+def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
     """Refuse a share that holds less than the weights and one text of full length: vLLM does not start with it.
 
-    (vllm/v1/core/kv_cache_utils.py: _check_enough_kv_cache_memory.)
+    (vllm/v1/core/kv_cache_utils.py: _check_enough_kv_cache_memory.) Returns a note if it leaves little beside these.
 
     Raises:
         ConfigError: in vLLM's words, with the least share that holds both; activations and CUDA graphs need more.
@@ -36,11 +43,18 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
     """
     weights, cache, longest = least_bytes(spec, job, gpu)
     requested = requested_bytes(job, gpu)
-    if requested >= weights + cache:
-        return
+    left = requested - weights - cache
+    if left >= ACTIVATIONS or (left >= 0 and job.vllm_weights == "shared"):
+        return []
+    if left >= 0:
+        return [
+            f"vLLM may not start: {format_bytes(left)} of its share are left beside its weights and the keys and values"
+            " of its longest text, for activations and CUDA graphs, which often need 1 GiB and more"
+        ]
     least = _hundredths(weights + cache, gpu) / 100
     more = f"give more than {setting('vllm_share', least)}" if least < 1 else ""
-    shorter = f"{setting('vllm_max_length', job.sequence_length)}" if longest > job.sequence_length else ""
+    held = min(job.sequence_length, longest * max(0, requested - weights) // max(1, cache) // BLOCK * BLOCK)
+    shorter = f"{setting('vllm_max_length', held)}" if SHORT_TEXT <= held < longest else ""
     elsewhere = f"use {setting('generate_with', 'vllm_server')}"
     if weights >= requested:
         said = f"No available memory for the cache blocks: its weights take {format_bytes(weights)}"

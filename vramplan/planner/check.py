@@ -30,7 +30,7 @@ from vramplan.frameworks.settings import Note, is_unknown
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
-from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
+from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_rules import TRL_TASKS
@@ -61,6 +61,11 @@ from vramplan.progress import Progress, silent
 from vramplan.result import Result
 
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+OWN_LENGTHS = {
+    "verl": ("data.max_prompt_length", "data.max_response_length"),
+    "openrlhf": ("prompt_max_len", "generate_max_len"),
+}
+"""Keys of the frameworks whose reinforcement training makes batches of these lengths."""
 CACHED = (
     "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
     f" set {EXPANDABLE_SEGMENTS}"
@@ -229,6 +234,7 @@ def examine(
         config.notes += model_notes
     spec = with_own_config(spec, config)
     counts = undecided.gpu_counts(lambda count: read_on(count).job) if num_gpus is None else ()
+    _check_own_lengths(config, given.get("sequence_length"), given.get("dataset"))
     known = {*config.job, *_known(given)}
     is_length_open = takes_text(spec) and not {"sequence_length", "dataset"} & known
     try:
@@ -246,7 +252,8 @@ def examine(
         if not given.get("look_further", True) or (verdict.case_fits and given.get("dataset") is None):
             return verdict
         job = verdict.estimate.job
-        further = judge_case(job.sequence_length, job.num_gpus if counts else None, look_further=True)
+        length = None if given.get("dataset") is not None else job.sequence_length  # which the data shortens itself
+        further = judge_case(length, job.num_gpus if counts else None, look_further=True)
         return replace(further, cases=verdict.cases, open_length=is_length_open)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         message = spell(error.text, partial(as_key, config))
@@ -283,6 +290,45 @@ def _known(given: Mapping[str, Any]) -> set[str]:
     return {name for name, value in given.items() if value is not None}
 
 
+def _check_own_lengths(config: ParsedConfig, sequence_length: int | None, dataset: object) -> None:
+    """Refuse another length for a job whose batches were made of the lengths of its configuration.
+
+    Raises:
+        ConfigError: naming the keys to set.
+    """
+    if (sequence_length is None and dataset is None) or config.framework not in OWN_LENGTHS:
+        return
+    if config.job.get("task") == "grpo":
+        what = setting("sequence_length", sequence_length) if sequence_length else setting("dataset")
+        keys = " and ".join(setting("set", f"{key}=N") for key in OWN_LENGTHS[config.framework])
+        raise ConfigError(f"{what}: {config.framework}'s batches are made of the lengths in its own keys; give {keys}")
+
+
+def _drop_answered(config: ParsedConfig, given: Mapping[str, Any]) -> None:
+    """Remove the doubts about a length that the caller gives."""
+    lengths = [name for name in ("sequence_length", "audio_seconds") if given.get(name) is not None]
+    keys = {*lengths, *(str(config.names.get(name, name)) for name in lengths)}
+    config.notes[:] = [note for note in config.notes if note.kind != "doubt" or note.key not in keys]
+
+
+def _shorter_prompt(config: ParsedConfig, length: int) -> dict[str, int]:
+    """The prompt of a shorter sample, beside a completion of full length, where a configuration limits both.
+
+    Raises:
+        ConfigError: if the sample has no room for a prompt.
+    """
+    prompt = config.job.get("prompt_length")
+    if config.job.get("task") not in GENERATING or not prompt or length >= config.job.get("sequence_length", length):
+        return {}
+    completion = config.job["sequence_length"] - prompt
+    if length <= completion:
+        raise ConfigError(
+            f"{setting('sequence_length', length)}: a completion alone has up to {completion:,} tokens here; give more,"
+            " or limit it in the configuration"
+        )
+    return {"prompt_length": length - completion}
+
+
 def judge(
     config: ParsedConfig,
     spec: ModelSpec,
@@ -303,12 +349,14 @@ def judge(
         VramplanError: for what cannot run, or is not modelled.
     """
     gpu = load_gpu(gpu)
+    _drop_answered(config, {"sequence_length": sequence_length, **given})
     job = {**config.job, **{name: value for name, value in given.items() if value is not None}}
     if dataset is not None:
         job.setdefault("sequence_length", longest_sample(spec))
     fills_rows = config.rows == "packed" and "sequence_length" in config.job
     if sequence_length is not None and not fills_rows:  # packed rows are full, however long a sample is
         job["sequence_length"] = min(sequence_length, job.get("sequence_length", sequence_length))
+        job |= _shorter_prompt(config, job["sequence_length"])
     job, data = with_prompt(config, complete_with_model(spec, config, job)), None
     check_image_loss(spec, config, job)
     if dataset is not None:

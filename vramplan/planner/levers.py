@@ -18,6 +18,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING, ROLLOUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.rollout_rules import is_colocated
+from vramplan.inputs.task_rules import OF_FRAMEWORKS, PREFERENCE
 from vramplan.memory.calibration import plannable_bytes, with_margin
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.optimizers import modelled
@@ -194,6 +195,8 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "gradients and states for adapters only",
             ADAPTERS,
             method="lora",
+            **({"reference": "adapters_off"} if job.reference == "model" else {}),
+            **(_sharded_adapters(job, half) if job.strategy == "zero3" else {}),
             **({"dtype": half, "autocast": half} if _halves(job, gpu, half) else {}),
         )
     if job.method == "lora" and job.quantize == "none" and is_described(spec):
@@ -209,9 +212,12 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             strategy="zero3",
             dtype=stored,
             autocast="none",
+            **(_sharded_adapters(job, half) if job.method != "full" else {}),
         )
     if job.strategy in ("zero2", "zero3") and job.offload == "none" and job.method == "full":
         lever("--offload optimizer", "the host keeps states and updates weights", "time, host RAM", offload="optimizer")
+    if job.strategy == "zero3" and job.offload in ("none", "optimizer") and job.method == "full":
+        lever("--offload all", "the host keeps weights and states too", "time, host RAM", offload="all")
     at_once = job.num_generations // gcd(job.num_generations, job.data_parallel)  # as many as any micro-batch may have
     if job.task in ROLLOUTS and job.generate_with == "transformers" and job.steps_per_generation != at_once:
         lever(
@@ -262,6 +268,14 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         update = {"dtype": "bf16", "autocast": "bf16"} if _is_fallback(job, gpu) and other.supports("bf16") else {}
         levers.append(Lever(f"--gpu {other.name}", size, "a larger GPU", update, card=other))
     return levers
+
+
+def _sharded_adapters(job: Job, half: str) -> dict[str, Any]:
+    """What adapters of a preference or reinforcement training are under ZeRO-3 (job_defaults.py)."""
+    if job.task not in (*PREFERENCE, *ROLLOUTS):
+        return {}
+    cast = {} if job.loss in OF_FRAMEWORKS else {"lora_dtype": half}
+    return {"reentrant": job.checkpointing == "full", **cast}
 
 
 def _smaller_shares(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[float]:

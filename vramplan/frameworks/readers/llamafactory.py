@@ -148,7 +148,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "autocast": {"fp16": f"{'pure_bf16' if config.has('pure_bf16') else 'bf16'} false; fp16 true"},
         "quantize": {"nf4": "quantization_bit 4", "int8": "quantization_bit 8"},
         "strategy": {"zero3": f"deepspeed {SHIPPED.format('3')}"},
-        "offload": {"optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}"},
+        "offload": {
+            "all"
+            if job.get("strategy") == "zero3"
+            else "optimizer": f"deepspeed {SHIPPED.format(str(job.get('strategy'))[-1] + '_offload')}",
+        },
     }
     refuse_reference(config, stage)
     model = config.string("model_name_or_path") or ""

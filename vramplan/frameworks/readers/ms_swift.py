@@ -135,7 +135,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "dtype": {"bf16": "torch_dtype bfloat16", **dict.fromkeys(("fp16", "fp32"), "torch_dtype float16")},
         "autocast": {"fp16": "bf16 false; fp16 true"} if config.has("bf16", "fp16") else {},
         "strategy": {"zero2": "deepspeed zero2", "zero3": "deepspeed zero3"},
-        "offload": {"optimizer": f"deepspeed {job.get('strategy')}_offload"},
+        "offload": {
+            "all" if job.get("strategy") == "zero3" else "optimizer": f"deepspeed {job.get('strategy')}_offload",
+        },
         "quantize": {
             "nf4": f"quant_method bnb; quant_bits 4{compute_pair}",
             "int8": "quant_method bnb; quant_bits 8",

@@ -35,7 +35,7 @@ KEYS: dict[str, KeyNames] = {
     "loss": {"liger": "use_liger True"},
     "attention": {"flash": "disable_flash_attn2 False", "sdpa": "disable_flash_attn2 True"},
     "strategy": {"zero3": "deepspeed scripts/zero3.json"},
-    "offload": {"optimizer": "deepspeed scripts/zero3_offload.json"},
+    "offload": {"all": "deepspeed scripts/zero3_offload.json"},
 }
 
 

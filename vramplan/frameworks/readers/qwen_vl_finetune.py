@@ -33,7 +33,7 @@ KEYS: dict[str, KeyNames] = {
     "max_pixels": "max_pixels",
     "method": {"lora": "lora_enable True"},
     "strategy": {"zero3": "deepspeed ./scripts/zero3.json"},
-    "offload": {"optimizer": "deepspeed ./scripts/zero3_offload.json"},
+    "offload": {"all": "deepspeed ./scripts/zero3_offload.json"},
 }
 
 

@@ -59,9 +59,7 @@ NOT_READ = "is not read: dropouts, masks and letters are those of the checkpoint
 LETTERS = "follows from the data set: the checkpoint's is taken; scripts with thousands of characters need more"
 _CLASSES = re.compile(r"Wav2Vec2|Hubert|.*For(CTC|AudioClassification)$")
 ABSENT = ConfigValue(None, "")
-NO_SECONDS = (
-    f"may be of any length: {USUAL_SECONDS:g} seconds are taken, unless --audio-seconds says how long the longest is"
-)
+NO_SECONDS = f"is not known: {USUAL_SECONDS:g} seconds are taken, unless --audio-seconds says how long the longest is"
 
 
 def is_speech(name: str) -> bool:
@@ -88,7 +86,7 @@ def read_speech(config: ConfigReader, script: str) -> dict[str, Any]:
     frozen = config.boolean(FREEZES[0], default=example is not None)
     fields: dict[str, Any] = {"freeze_feature_encoder": frozen, "batches": "padded", "loss": "standard"}
     if example is None:
-        config.note("doubt", "sounds", NO_SECONDS)
+        config.note("doubt", "audio_seconds", NO_SECONDS)
         return fields
     config.read_keys.add("attention_mask")
     if example.task is not None:

@@ -112,7 +112,9 @@ def quantization_fields(config: ConfigReader, dtype: str, job: dict[str, Any]) -
             else "load_in_4bit"
         )
         raise config.unsupported(
-            name, f"computing in {compute_dtype} over {dtype} is not modelled yet; give bfloat16 or float16 for both"
+            name,
+            f"computing in {compute_dtype} over other weights in {dtype} is not modelled yet: set dtype (torch_dtype"
+            " before transformers 4.56) to bfloat16",
         )
     return {
         "quantize": "nf4",
