@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="transformers' processors need the extra vramplan[probe]")
 
 import numpy
+import torch
 
 from tests.helpers import spec_of
 from vramplan.errors import ConfigError
@@ -319,3 +320,30 @@ def test_lfm2_vl_of_any_size() -> None:
 
     for size in sizes(1500):
         agree("LiquidAI/LFM2-VL-1.6B", size, Limits(), partial(tokens, size), lambda picture: picture.tokens)
+
+
+@pytest.mark.parametrize(("tower", "side"), [("siglip_vision_model", 384), ("clip_vision_model", 336)])
+def test_llava_next_keeps_a_class_token_only_where_its_tower_has_one(tower: str, side: int) -> None:
+    from types import SimpleNamespace
+
+    from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
+
+    from vramplan.inputs.images import fixed_tiles
+
+    vision = {"model_type": tower, "image_size": side, "patch_size": 14}
+    pinpoints = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+    config = {
+        "vision_feature_select_strategy": "full" if tower == "siglip_vision_model" else "default",
+        "image_grid_pinpoints": pinpoints,
+    }
+    ours = fixed_tiles.llava_next(
+        Config({**config, "vision_config": vision}, "mine"), Config({}, "mine"), Size(500, 400), Limits()
+    )
+    own: Any = SimpleNamespace(
+        config=SimpleNamespace(vision_config=SimpleNamespace(**vision), image_grid_pinpoints=pinpoints)
+    )
+    features = torch.empty(ours.tiles, (side // 14) ** 2, 8)
+    packed, _ = LlavaNextModel.pack_image_features(
+        own, [features], torch.tensor([[400, 500]]), config["vision_feature_select_strategy"], torch.empty(8)
+    )
+    assert packed[0].shape[0] == ours.tokens

@@ -15,6 +15,7 @@ from vramplan.errors import ConfigError, SpecError, UnsupportedError
 from vramplan.inputs.catalog import load_spec
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.nearest_models import NEAREST, UNLIKE, WITHOUT_TEXT
 from vramplan.inputs.resolve import resolve_model
 
 ROWS = seeing_cases.TABLE.load()
@@ -74,12 +75,21 @@ def test_pixels_that_no_one_casts_are_refused() -> None:
     assert vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=0).fits
 
 
-@pytest.mark.parametrize("model_type", ["kimi_vl", "deepseek_vl_v2", "minicpmv", "minicpmo", "csm"])
+@pytest.mark.parametrize("model_type", NEAREST)
 def test_what_is_not_modelled_names_the_nearest_model(model_type: str) -> None:
     spec = ModelSpec(name="mine", model_type=model_type, config={"model_type": model_type})
     with pytest.raises(UnsupportedError, match="is the nearest") as caught:
         vramplan.estimate(spec, "h200")
     assert load_spec(str(caught.value).split()[-4].rstrip(",")).name in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type", [*WITHOUT_TEXT, *UNLIKE])
+def test_models_of_sound_that_are_not_modelled_are_to_be_measured(model_type: str) -> None:
+    spec = ModelSpec(name="mine", model_type=model_type, config={"model_type": model_type})
+    with pytest.raises(UnsupportedError, match=r"is not modelled.*measure a step"):
+        vramplan.estimate(spec, "h200")
+    if model_type in WITHOUT_TEXT:
+        assert load_spec(WITHOUT_TEXT[model_type][1]).model_type in ("wav2vec2", "whisper")
 
 
 def test_a_thinker_must_be_there(tmp_path: Path) -> None:

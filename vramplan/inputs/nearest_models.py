@@ -1,27 +1,53 @@
-"""Models that are not modelled, with the shipped model that is nearest to their language model."""
+"""Models that are not modelled, with the shipped model that is nearest."""
 
 from __future__ import annotations
 
 from vramplan.inputs.model_spec import ModelSpec
 
 NO_CLASS = "transformers 5.23 has no class of it, and its own code is traced only from a folder with trust_remote_code"
+IMAGES = "its tower and processor are not described"
+SOUND = "its encoder of sound is not described"
 NEAREST: dict[str, tuple[str, str]] = {
     "kimi_vl": (NO_CLASS, "moonshotai/Moonlight-16B-A3B"),
     "deepseek_vl_v2": (NO_CLASS, "deepseek-ai/DeepSeek-V2-Lite"),
+    "deepseek_ocr": (NO_CLASS, "deepseek-ai/DeepSeek-V2-Lite"),
+    "deepseek_ocr2": (IMAGES, "deepseek-ai/DeepSeek-V2-Lite"),
     "minicpmv": (NO_CLASS, "Qwen/Qwen2.5-7B"),
     "minicpmo": (NO_CLASS, "Qwen/Qwen2.5-7B"),
+    "phi3_v": (NO_CLASS, "microsoft/Phi-3-mini-4k-instruct"),
+    "molmo": (NO_CLASS, "Qwen/Qwen2-7B"),
+    "ovis2": (IMAGES, "Qwen/Qwen2.5-7B"),
+    "got_ocr2": (IMAGES, "Qwen/Qwen2-0.5B"),
+    "florence2": (IMAGES, "google-t5/t5-base"),
+    "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
+    "aya_vision": (IMAGES, "CohereLabs/c4ai-command-r7b-12-2024"),
     "csm": ("its decoder of codebooks and its codec are not modelled", "meta-llama/Llama-3.2-1B"),
+    "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),
+    "voxtral": (SOUND, "mistralai/Mistral-Small-24B-Base-2501"),
+    "granite_speech": (SOUND, "ibm-granite/granite-3.3-8b-instruct"),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
+WITHOUT_TEXT: dict[str, tuple[str, str]] = {
+    "wavlm": ("the biases of its attention take more than", "facebook/wav2vec2-base"),
+    "wav2vec2-bert": ("its layers with convolutions keep more than", "facebook/wav2vec2-large-lv60"),
+    "parakeet_ctc": ("its layers with convolutions keep more than", "facebook/wav2vec2-large-lv60"),
+    "moonshine": ("its convolutions and rotary layers differ from", "openai/whisper-tiny"),
+}
+"""The same of models of sound: what keeps them from being the nearest one, which is named behind it."""
+UNLIKE: dict[str, str] = {"dia": "its decoder of codebooks is not modelled"}
+"""Why models that none comes near are refused."""
+MEASURE = "measure a step of the longest sample with torch.cuda.max_memory_reserved()"
 
 
 def refusal(spec: ModelSpec, trust_remote_code: bool) -> str:
     """Why a model is refused before anything is traced, with a way forward; empty if it is not."""
-    known = NEAREST.get(spec.model_type)
-    if known is None or (trust_remote_code and spec.config.get("auto_map")):
+    kind, owner = spec.model_type, f"{spec.name}: {spec.model_type} is not modelled: "
+    if trust_remote_code and spec.config.get("auto_map"):
         return ""
-    why, nearest = known
-    return (
-        f"{spec.name}: {spec.model_type} is not modelled: {why}; of its language model alone, without its towers,"
-        f" {nearest} is the nearest"
-    )
+    if kind in NEAREST:
+        why, nearest = NEAREST[kind]
+        return f"{owner}{why}; of its language model alone, without its towers, {nearest} is the nearest"
+    if kind in WITHOUT_TEXT:
+        why, nearest = WITHOUT_TEXT[kind]
+        return f"{owner}{why} those of {nearest}, which is the nearest; {MEASURE}"
+    return f"{owner}{UNLIKE[kind]}; {MEASURE}" if kind in UNLIKE else ""

@@ -244,9 +244,9 @@ def anyres(
         ratio = sqrt(rows * columns / (max_tiles * across**2))
         if ratio > 1.1:
             rows, columns = int(rows // ratio), int(columns // ratio)
-    overview_tokens = across * across + (
-        c.text("vision_feature_select_strategy", "default") == "full" and not max_tiles
-    )
+    has_class = vision.text("model_type", "clip_vision_model") == "clip_vision_model" and not max_tiles
+    keeps_class = has_class and c.text("vision_feature_select_strategy", "default") == "full"
+    overview_tokens = across * across + keeps_class
     tiles = down * right + 1
     tensors = (
         Tensor("pixel_values", (1, tiles, 3, tile, tile)),
