@@ -30,6 +30,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     },
+    "bart": {
+        "vocab_size": VOCABULARY,
+        "d_model": 512,
+        "encoder_layers": 5,
+        "decoder_layers": 6,
+        "encoder_ffn_dim": 1536,
+        "decoder_ffn_dim": 1536,
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "max_position_embeddings": 1024,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 2,
+    },
     "gpt_bigcode": {
         **TOKENS,
         "vocab_size": VOCABULARY,
@@ -141,7 +154,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Configurations by ``model_type`` and variant."""
-NO_FLASH = ("gemma4_unified", "mt5", "gpt_neo")
+NO_FLASH = ("gemma4_unified", "mt5", "gpt_neo", "bart")
 """Heads of 512 and biases do not run there; GPT-Neo's class for it is not described."""
 
 

@@ -239,6 +239,11 @@ def table_behind_padding(c: Config) -> int | None:
     return c.count("max_position_embeddings", 512) - int(c.number("pad_token_id", 1)) - 1
 
 
+def table_of_bart(c: Config) -> int | None:
+    """Positions of the text that is read; those of the text that is written have a table of the same length."""
+    return c.count("max_position_embeddings", 1024)
+
+
 def deberta_table(c: Config) -> int | None:
     """DeBERTa-v3 has relative positions only."""
     return c.count("max_position_embeddings", 512) if c.flag("position_biased_input", True) else None
@@ -280,6 +285,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "mt5": ModelInputs(
         "MT5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0}
     ),
+    "bart": ModelInputs("BartForConditionalGeneration", text_to_text, table_of_bart, has_target=True),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""

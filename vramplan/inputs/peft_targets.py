@@ -14,7 +14,7 @@ def _of(types: str, *layers: str) -> dict[str, tuple[str, ...]]:
 
 DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **_of(
-        "llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 opt gptj gpt_neo stablelm",
+        "llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 opt gptj gpt_neo stablelm bart",
         "q_proj",
         "v_proj",
     ),

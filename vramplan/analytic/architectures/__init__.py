@@ -56,6 +56,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "clip": "clip",
         "siglip": "siglip",
         "t5": "t5 mt5",
+        "bart": "bart",
         "whisper": "whisper",
         "wav2vec2": "wav2vec2 hubert",
     },
