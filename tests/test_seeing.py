@@ -74,7 +74,7 @@ def test_pixels_that_no_one_casts_are_refused() -> None:
     assert vramplan.estimate(spec, "h200", dtype="bf16", autocast="none", method="full", images=0).fits
 
 
-@pytest.mark.parametrize("model_type", ["kimi_vl", "deepseek_vl_v2", "minicpmv", "minicpmo", "csm"])
+@pytest.mark.parametrize("model_type", ["kimi_vl", "deepseek_vl_v2", "minicpmv", "minicpmo", "csm", "exaone"])
 def test_what_is_not_modelled_names_the_nearest_model(model_type: str) -> None:
     spec = ModelSpec(name="mine", model_type=model_type, config={"model_type": model_type})
     with pytest.raises(UnsupportedError, match="is the nearest") as caught:

@@ -10,9 +10,12 @@ NEAREST: dict[str, tuple[str, str]] = {
     "deepseek_vl_v2": (NO_CLASS, "deepseek-ai/DeepSeek-V2-Lite"),
     "minicpmv": (NO_CLASS, "Qwen/Qwen2.5-7B"),
     "minicpmo": (NO_CLASS, "Qwen/Qwen2.5-7B"),
+    "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
     "csm": ("its decoder of codebooks and its codec are not modelled", "meta-llama/Llama-3.2-1B"),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
+TEXT = {"exaone": "to its 7.8B, whose layers are a Llama's under other names,"}
+"""Those that read text alone, and what of them the model is near to."""
 
 
 def refusal(spec: ModelSpec, trust_remote_code: bool) -> str:
@@ -21,7 +24,5 @@ def refusal(spec: ModelSpec, trust_remote_code: bool) -> str:
     if known is None or (trust_remote_code and spec.config.get("auto_map")):
         return ""
     why, nearest = known
-    return (
-        f"{spec.name}: {spec.model_type} is not modelled: {why}; of its language model alone, without its towers,"
-        f" {nearest} is the nearest"
-    )
+    part = TEXT.get(spec.model_type, "of its language model alone, without its towers,")
+    return f"{spec.name}: {spec.model_type} is not modelled: {why}; {part} {nearest} is the nearest"

@@ -21,7 +21,7 @@ DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **_of("phi", "q_proj", "v_proj", "fc1", "fc2"),
     **_of("gpt2 gpt_bigcode", "c_attn"),
     **_of("bloom gpt_neox falcon chatglm", "query_key_value"),
-    **_of("bert roberta xlm-roberta", "query", "value"),
+    **_of("bert roberta xlm-roberta electra", "query", "value"),
     **_of("deberta-v2", "query_proj", "value_proj"),
     **_of("t5 mt5", "q", "v"),
     **_of("nemotron_h", "q_proj", "k_proj", "v_proj", "o_proj"),
