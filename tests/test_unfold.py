@@ -36,6 +36,8 @@ MODELS = [
     "Qwen/Qwen3-VL-4B-Instruct",
     "zai-org/GLM-4.1V-9B-Thinking",
     "meta-llama/Llama-3.2-11B-Vision-Instruct",
+    "google/flan-t5-base",
+    "facebook/bart-large-cnn",
 ]
 JOBS: dict[str, dict[str, Any]] = {
     "lora": {},

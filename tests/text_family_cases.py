@@ -70,6 +70,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pad_token_id": 1,
         "type_vocab_size": 1,
     },
+    "electra": {
+        "vocab_size": VOCABULARY,
+        "embedding_size": 128,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 1024,
+    },
     "gemma4_unified_text": {key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"},
     "ernie4_5": ERNIE,
     "ernie4_5_moe": {

@@ -220,6 +220,10 @@ def unfold(record: StepRecord, plan: FoldPlan, sizes: Sequence[int], brief: bool
     return _Writer(record, plan, sizes, brief).write()
 
 
+ACROSS = -1
+"""Stands for the copy of a section if a slot is that of one storage of another layer."""
+
+
 class _Template(NamedTuple):
     """The events of a section, for any layer: storages are numbered within the section that allocates them."""
 
@@ -227,7 +231,8 @@ class _Template(NamedTuple):
     slots: array[int]
     """The slot of each event's storage: 0 for the section itself."""
     origins: list[tuple[int, int]]
-    """For each further slot the section that allocates its storages, and the number of its copy."""
+    """For each further slot the section that allocates its storages and the number of its copy, or one storage of
+    another layer of the stack and ACROSS."""
 
 
 class _Writer:
@@ -243,6 +248,7 @@ class _Writer:
         for number, section in enumerate(record.sections):
             count = record.end_of(number).first_storage - section.first_storage
             self.section_of.extend(array("i", [number]) * count)
+        self.number_of = {(one.phase, one.run, one.layer): number for number, one in enumerate(record.sections)}
 
     def write(self) -> Unfolded:
         sections, plan = self.record.sections, self.plan
@@ -290,7 +296,7 @@ class _Writer:
         template = self.templates.get(key)
         if template is None:
             template = self.templates[key] = self._template(*key)
-        bases = [base, *(self._base(origin, copy, section, layer) for origin, copy in template.origins)]
+        bases = [base, *(self._base(origin, copy, number, layer) for origin, copy in template.origins)]
         result.events.extend(passes.relocated(template.events, template.slots, bases))
 
     def _template(self, number: int, last: bool, brief: bool) -> _Template:
@@ -311,13 +317,15 @@ class _Writer:
                 continue
             origin = self.section_of[storage]
             made_in = self.record.sections[origin]
-            if origin not in slot_of:
-                same = _same_stack(made_in.layer, section.layer)
+            same = _same_stack(made_in.layer, section.layer)
+            is_across = same and made_in.layer != section.layer
+            key, start = (~storage, storage) if is_across else (origin, made_in.first_storage)
+            if key not in slot_of:
                 num_copies = 1 if same else self.plan.copies_of(made_in.layer) if last else 0
-                origins += [(origin, copy) for copy in range(num_copies)]
-                slot_of[origin] = range(1 + len(origins) - num_copies, 1 + len(origins))
-            for slot in slot_of[origin]:
-                within.append(event - made_in.first_storage if event >= 0 else event + made_in.first_storage)
+                origins += [(storage, ACROSS)] if is_across else [(origin, copy) for copy in range(num_copies)]
+                slot_of[key] = range(1 + len(origins) - num_copies, 1 + len(origins))
+            for slot in slot_of[key]:
+                within.append(event - start if event >= 0 else event + start)
                 slots.append(slot)
         return _Template(array("i", within), array("i", slots), origins)
 
@@ -328,19 +336,46 @@ class _Writer:
         passing = {number for number in freed & allocated if self.sizes[number] <= SMALL_SIZE}
         return [event for event in events if (event if event >= 0 else ~event) not in passing]
 
-    def _base(self, origin: int, copy: int, here: LayerSection, layer: int | None) -> int:
-        """First storage in the whole model of another section, of whose storages `layer` frees some."""
-        made_in, first_of = self.record.sections[origin], self.result.first_of
+    def _base(self, origin: int, copy: int, number: int, layer: int | None) -> int:
+        """First storage in the whole model of another section, of whose storages section `number` frees some."""
+        if copy == ACROSS:
+            assert layer is not None
+            return self._of_neighbour(origin, number, layer)
+        made_in, here, first_of = self.record.sections[origin], self.record.sections[number], self.result.first_of
         if made_in.layer is None:
             return self.result.first_outside[origin]
-        stack = self.plan.of(made_in.layer)
-        if layer is not None and here.layer is not None and _same_stack(made_in.layer, layer):
-            if stack.is_across(made_in.layer, here.layer):  # made across the period (T5's bias)
-                return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
-            return first_of[made_in.phase, made_in.run, layer + made_in.layer - here.layer]
-        if stack.copies_of(made_in.layer) > 1:
-            return first_of[made_in.phase, made_in.run, stack.places(made_in.layer)[copy]]
-        return first_of[made_in.phase, made_in.run, stack.place(made_in.layer)]
+        if _same_stack(made_in.layer, here.layer):
+            assert layer is not None
+            return first_of[made_in.phase, made_in.run, layer]
+        return first_of[made_in.phase, made_in.run, self.plan.of(made_in.layer).places(made_in.layer)[copy]]
+
+    def _of_neighbour(self, storage: int, number: int, layer: int) -> int:
+        """Number in the whole model of a storage of another layer, which section `number` frees as `layer`.
+
+        If the whole model's layer there is simulated by another one than the record's, its section may have other
+        storages before it (the last layer's backward begins the sum of the gradients of an encoder's output): then it
+        is the storage that comes at the same point among those freed from there.
+        """
+        sections, origin = self.record.sections, self.section_of[storage]
+        made_in, here = sections[origin], sections[number]
+        assert made_in.layer is not None
+        assert here.layer is not None
+        stack, distance = self.plan.of(made_in.layer), made_in.layer - here.layer
+        place = layer + distance
+        if stack.is_across(made_in.layer, here.layer):  # made across the period (T5's bias)
+            place = stack.place(made_in.layer)
+        simulated = stack.layers()[place - stack.base]
+        if simulated != made_in.layer:
+            other = self.number_of[made_in.phase, made_in.run, simulated]
+            nth = self._freed(number, origin).index(storage)
+            storage = self._freed(self.number_of[here.phase, here.run, simulated - distance], other)[nth]
+            made_in = sections[other]
+        return self.result.first_of[made_in.phase, made_in.run, place] + storage - made_in.first_storage
+
+    def _freed(self, number: int, origin: int) -> list[int]:
+        """The storages made in section `origin` that section `number` frees, in order."""
+        first, end = self.record.sections[number].first_event, self.record.end_of(number).first_event
+        return [~event for event in self.record.events[first:end] if event < 0 and self.section_of[~event] == origin]
 
 
 def _are_one_run(first: LayerSection, other: LayerSection) -> bool:

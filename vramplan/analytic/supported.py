@@ -7,6 +7,7 @@ from vramplan.analytic.architectures.lookup import ModelArchitecture, architectu
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
+from vramplan.analytic.supported_adapters import check_older_mixture
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.input_checks import check_inputs
@@ -99,6 +100,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('dtype', 'fp16')}: {spec.model_type} clamps fp16 values, which is not modelled; {traced}"
         )
     check_shared(spec, model, job)
+    check_older_mixture(spec, job)
     check_kept_keys(spec, model, job)
     if job.task == "reward" and job.loss == "standard" and spec.model_type in NO_REWARD:
         raise ConfigError(

@@ -43,6 +43,23 @@ def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, patter
         )
 
 
+OLDER_UNKNOWN = frozenset(("ernie4_5_moe", "hunyuan_v1_moe", "dots1", "minimax_m2", "laguna", "mellum", "solar_open"))
+"""Mixtures described as in transformers 5.23 alone: in older versions they are written otherwise, or do not exist."""
+
+
+def check_older_mixture(spec: ModelSpec, job: Job) -> None:
+    """Check that a mixture is described as before transformers 5, if the job asks for that.
+
+    Raises:
+        UnsupportedError: if it is not.
+    """
+    if job.experts == "linear" and spec.model_type in OLDER_UNKNOWN:
+        raise UnsupportedError(
+            f"{setting('experts', 'linear')}: the mixture of {spec.model_type} before transformers 5 is not modelled;"
+            f" with transformers 5 use {setting('experts', 'stacked')}"
+        )
+
+
 def mixture_notes(spec: ModelSpec, job: Job, routers: Collection[str], pattern: str) -> list[str]:
     """Notes on adapters and quantization of experts."""
     if are_linear(spec, job):

@@ -21,12 +21,15 @@ NEAREST: dict[str, tuple[str, str]] = {
     "florence2": (IMAGES, "google-t5/t5-base"),
     "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
     "aya_vision": (IMAGES, "CohereLabs/c4ai-command-r7b-12-2024"),
+    "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
     "csm": ("its decoder of codebooks and its codec are not modelled", "meta-llama/Llama-3.2-1B"),
     "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),
     "voxtral": (SOUND, "mistralai/Mistral-Small-24B-Base-2501"),
     "granite_speech": (SOUND, "ibm-granite/granite-3.3-8b-instruct"),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
+TEXT = {"exaone": "to its 7.8B, whose layers are a Llama's under other names,"}
+"""Those that read text alone, and what of them the model is near to."""
 WITHOUT_TEXT: dict[str, tuple[str, str]] = {
     "wavlm": ("the biases of its attention take more than", "facebook/wav2vec2-base"),
     "wav2vec2-bert": ("its layers with convolutions keep more than", "facebook/wav2vec2-large-lv60"),
@@ -46,7 +49,8 @@ def refusal(spec: ModelSpec, trust_remote_code: bool) -> str:
         return ""
     if kind in NEAREST:
         why, nearest = NEAREST[kind]
-        return f"{owner}{why}; of its language model alone, without its towers, {nearest} is the nearest"
+        part = TEXT.get(kind, "of its language model alone, without its towers,")
+        return f"{owner}{why}; {part} {nearest} is the nearest"
     if kind in WITHOUT_TEXT:
         why, nearest = WITHOUT_TEXT[kind]
         return f"{owner}{why} those of {nearest}, which is the nearest; {MEASURE}"

@@ -14,14 +14,14 @@ def _of(types: str, *layers: str) -> dict[str, tuple[str, ...]]:
 
 DEFAULT_TARGETS: Mapping[str, tuple[str, ...]] = {
     **_of(
-        "llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 opt gptj gpt_neo stablelm",
+        "llama llama4 mistral mixtral gemma gemma2 gemma3_text qwen2 qwen3 opt gptj gpt_neo stablelm bart",
         "q_proj",
         "v_proj",
     ),
     **_of("phi", "q_proj", "v_proj", "fc1", "fc2"),
     **_of("gpt2 gpt_bigcode", "c_attn"),
     **_of("bloom gpt_neox falcon chatglm", "query_key_value"),
-    **_of("bert roberta xlm-roberta", "query", "value"),
+    **_of("bert roberta xlm-roberta electra", "query", "value"),
     **_of("deberta-v2", "query_proj", "value_proj"),
     **_of("t5 mt5", "q", "v"),
     **_of("nemotron_h", "q_proj", "k_proj", "v_proj", "o_proj"),

@@ -59,6 +59,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "roberta": ClassNames("Roberta", head="classifier"),
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),
     "camembert": ClassNames("Camembert", head="classifier"),
+    "electra": ClassNames("Electra", head="classifier"),
     "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),

@@ -44,6 +44,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "qwen3_next": "qwen3_next qwen3_5_text qwen3_5_moe_text",
         "mllama": "mllama_text",
         "bert": "bert roberta xlm-roberta camembert",
+        "electra": "electra",
         "distilbert": "distilbert",
         "modernbert": "modernbert",
         "deberta": "deberta-v2",

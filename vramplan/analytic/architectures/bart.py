@@ -42,7 +42,7 @@ def write(forward: ForwardPass, c: Config) -> ModelOutput:
     logits = ops.add(logits, net.resident((1, vocabulary), forward.job.dtype), "logits")
     net.tape.module = "loss"
     rows = logits.view(logits.num_elements // vocabulary, vocabulary)
-    return ModelOutput(losses.cross_entropy(rows, labels), [logits, hidden, encoded])
+    return ModelOutput(losses.cross_entropy(rows, labels), [logits, encoded])
 
 
 def encode(forward: ForwardPass, c: Config) -> Tensor:
@@ -59,7 +59,7 @@ def decode(forward: ForwardPass, c: Config, ids: Tensor, encoded: Tensor) -> Ten
     words, positions, x = embed(net, c, "decoder", ids, 1)
     mask = None
     if forward.job.attention == "eager":
-        mask = attention_mask(net.tape, *ids.shape, words.dtype, MaskParts(padded=True))
+        mask = attention_mask(net.tape, ids.shape[0], ids.shape[1], words.dtype, MaskParts(padded=True))
     ctx, cross = forward.context(mask, dropout), forward.context(forward.padding(encoded, ids.shape[1]), dropout)
     return forward.layers(DECODER, x.pop(), lambda x: decoder_layer(net, c, x, ctx, cross, encoded))
 

@@ -69,9 +69,12 @@ def encode(forward: ForwardPass, c: Config, variant: Variant) -> Tensor:
     return forward.layers(0, embedded, lambda x: layer(forward.net, c, x, ctx))
 
 
-def embed(forward: ForwardPass, c: Config, variant: Variant) -> Tensor:
-    """Words, kinds of sentence (all of one kind, picked by position from a table), positions."""
-    net, ids, width, name = forward.net, forward.inputs["input_ids"], c.count("hidden_size"), "embeddings"
+def embed(forward: ForwardPass, c: Config, variant: Variant, narrow: int | None = None) -> Tensor:
+    """Words, kinds of sentence (all of one kind, picked by position from a table), positions.
+
+    `narrow`: their width, if it is not the layers' (ELECTRA).
+    """
+    net, ids, width, name = forward.net, forward.inputs["input_ids"], narrow or c.count("hidden_size"), "embeddings"
     where = counted_positions(net, ids) if variant.counts else net.resident((1, ids.shape[1]), "int64")
     picked = net.tape.empty(where.shape, "int64", "kinds of sentence")
     kinds = Tensor(net.tape, picked.storage, ids.shape, "int64")  # the same for all samples
