@@ -78,15 +78,45 @@ def test_another_question_has_another_answer(gpu: str, batch: int, options: dict
     assert _without_timelines(other) == _without_timelines(suggest("qwen2.5-0.5b", gpu, batch, **options))
 
 
-def test_a_changed_model_is_another_model(tmp_path: Path) -> None:
+def _of_layers(file: Path, layers: int) -> str:
+    """A configuration of a model with so many layers."""
     config = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14}
-    config |= {"num_hidden_layers": 24, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+    config |= {"num_hidden_layers": layers, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
     config |= {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
-    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    return str(file)
+
+
+def test_a_changed_model_is_another_model(tmp_path: Path) -> None:
     needs = []
     for layers in (24, 48):
-        file.write_text(json.dumps({**config, "num_hidden_layers": layers}))
-        needs.append(kept_search.suggest(str(file), "rtx4090", 16).smallest.device_total_bytes)
+        model = _of_layers(tmp_path / "config.json", layers)
+        needs.append(kept_search.suggest(model, "rtx4090", 16).smallest.device_total_bytes)
+    assert needs[0] < needs[1]
+
+
+VERL: dict[str, Any] = {
+    "task": "grpo", "loss": "log_probs", "loop": "plain", "strategy": "fsdp", "fsdp": {"version": 1}, "num_gpus": 2,
+    "generate_with": "vllm_server", "batches": "unpadded", "sequence_length": 256, "prompt_length": 64,
+}  # fmt: skip
+OPENRLHF: dict[str, Any] = {
+    "task": "grpo", "loss": "kept_log_probs", "loop": "plain", "strategy": "zero3", "autocast": "none", "num_gpus": 2,
+    "generate_with": "vllm_server", "batches": "unpadded", "sequence_length": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf"])
+def test_a_changed_critic_is_another_model(tmp_path: Path, framework: str) -> None:
+    needs = []
+    for layers in (4, 8):
+        model = _of_layers(tmp_path / "config.json", layers)
+        critic = {"verl": {"critic": {"model": model, "sequence_length": 256, "scored_tokens": 256}}}
+        job = {**VERL, **critic} if framework == "verl" else {**OPENRLHF, "openrlhf": {"critic": model}}
+        first, again = (kept_search.suggest("qwen2.5-0.5b", "rtx4090", 2, advice=False, **job) for _ in range(2))
+        assert first.smallest.timeline is not None
+        assert again.smallest.timeline is None  # it was kept
+        assert again.job == first.job
+        needs.append(first.smallest.device_total_bytes)
     assert needs[0] < needs[1]
 
 

@@ -20,11 +20,12 @@ from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported_adapters import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
+from vramplan.analytic.value_model import value_model_of
 from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
-from vramplan.inputs.load import OTHER_MODELS, load_other_model, other_models
+from vramplan.inputs.load import OTHER_MODELS, load_other_model, names_setting, other_models
 from vramplan.inputs.model_inputs import describe as describe_inputs
 from vramplan.inputs.model_inputs import trained_as
 from vramplan.inputs.model_spec import ModelSpec
@@ -33,7 +34,6 @@ from vramplan.inputs.sample_lengths import step_lengths
 from vramplan.inputs.teachers import teacher_of
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, PartialEstimate, SimulatedStep, fullest
-from vramplan.memory.fused_attention import FusedAttention
 from vramplan.memory.optimizers import check_weights, optimizer_seconds
 from vramplan.memory.overheads import cublas_workspace, outside_bytes
 from vramplan.memory.summarize import summarize
@@ -116,7 +116,9 @@ class JobSteps:
             check_vocabulary(self.setting, job, card)
         self.critic: JobSteps | None = None
         if job.openrlhf.critic is not None:
-            self.critic = JobSteps(load_other_model("critic", job.openrlhf.critic), critic_job(job), card)
+            critic = load_other_model("critic", job.openrlhf.critic)
+            with names_setting("critic", critic.name):
+                self.critic = JobSteps(critic, critic_job(job), card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
         self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
         self._known = KnownShapes() if known is None else known
@@ -132,14 +134,15 @@ class JobSteps:
             and self._others == _others(job)
             and self.setting.device_map is None
             and fused_kernels(spec, card) == self.setting.fused
-            and self._teacher_fused(job, card) == (self.setting.teacher and self.setting.teacher.fused)
+            and all(
+                other is None or step is None or fused_kernels(other, card) == step.fused
+                for other, step in (
+                    (teacher_of(job), self.setting.teacher),
+                    (value_model_of(job), self.setting.values),
+                )
+            )
             and alike.model_copy(update={"expandable_segments": job.expandable_segments}) == job
         )
-
-    def _teacher_fused(self, job: Job, card: Gpu) -> FusedAttention | None:
-        """The kernels that a teacher may run on a GPU."""
-        teacher = teacher_of(job)
-        return None if teacher is None else fused_kernels(teacher, card)
 
     def is_same(self, job: Job, card: Gpu) -> bool:
         """Whether a similar job differs in the batch alone."""
@@ -385,7 +388,7 @@ class JobSteps:
 
 def _others(job: Job) -> list[ModelSpec]:
     """The models that a job names beside the one that trains, as they are now."""
-    return other_models({field: getattr(job, field) for field in OTHER_MODELS})
+    return other_models({field: getattr(job, field) for field in (*OTHER_MODELS, "openrlhf", "verl")})
 
 
 def _communication(shape: Shape) -> Communication:
@@ -426,7 +429,7 @@ def depends_on_size(job: Job) -> bool:
     before it loads, vLLM takes a share of the GPU, and a reward model or a critic runs kernels of its own.
     """
     maps = job.is_mapped and job.experts == "linear"
-    others = job.reward_model is not None or job.openrlhf.critic is not None
+    others = job.reward_model is not None or job.openrlhf.critic is not None or job.verl.critic is not None
     return job.strategy in ("zero1", "zero2") or maps or is_colocated(job) or others
 
 

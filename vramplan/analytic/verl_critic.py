@@ -16,12 +16,13 @@ from vramplan.analytic.rollout_phases import CriticPhases, RolloutPhase, recorde
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.supported import check_model
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import UnsupportedError
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL
-from vramplan.inputs.load import load_other_model
+from vramplan.inputs.load import load_other_model, names_setting
 from vramplan.inputs.model_inputs import ModelInputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_inputs import of_verl
@@ -32,6 +33,8 @@ from vramplan.memory.timeline import EMPTY_CACHE, Storage, Timeline
 FIELD = "critic"
 SAMPLES = ModelInputs("AutoModelForTokenClassification", lambda _, job: of_verl(job))
 """What a micro-batch of the critic has."""
+SHARDING = {"use_orig_params": False, "reshard_after_forward": True}
+"""How its weights are sharded, whatever the actor's are: settings of its own that are not read otherwise."""
 
 
 def critic_job(job: Job) -> Job:
@@ -49,14 +52,15 @@ def critic_job(job: Job) -> Job:
         "dtype": critic.dtype,
         "autocast": "bf16" if critic.dtype == "fp32" else "none",
         "checkpointing": critic.checkpointing,
-        "fsdp": job.fsdp.model_copy(update={"replicas": critic.replicas}),
+        "modules_to_save": None,
+        "fsdp": job.fsdp.model_copy(update={**SHARDING, "replicas": critic.replicas}),
         "fused_kernels": (),
     }
     return job.model_copy(update={**LANGUAGE_MODEL, **own})
 
 
 def check_critic(spec: ModelSpec, job: Job) -> None:
-    """Check that transformers classifies tokens by the critic's model.
+    """Check that transformers classifies tokens by the critic's model, and that it is modelled.
 
     Raises:
         UnsupportedError: where it does not, for which verl takes a value head of TRL's (utils/model.py).
@@ -72,8 +76,11 @@ def check_critic(spec: ModelSpec, job: Job) -> None:
             f"the critic {own.name}: {own.model_type} with a value for each token is not modelled; use another model,"
             " or leave the critic out for the actor alone"
         ) from None
-    if architecture_of(own).tower is not None:
+    model = architecture_of(own)
+    if model.tower is not None:
         raise UnsupportedError(f"the critic {own.name}: models that see are not modelled as one yet; leave it out")
+    with names_setting(FIELD, own.name):
+        check_model(own, model, critic_job(job).model_copy(update={"loss": "standard"}))  # of the class, not verl's
 
 
 def critic_phases(step: Step) -> CriticPhases:

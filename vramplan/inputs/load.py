@@ -114,9 +114,17 @@ def other_models(job: Mapping[str, Any]) -> list[ModelSpec]:
         VramplanError: if a name is unknown.
     """
     named = [(field, job[field]) for field in OTHER_MODELS if isinstance(job.get(field), str)]
-    own = job.get("openrlhf") or {}
-    critic = own.get("critic") if isinstance(own, Mapping) else own.critic
-    return [load_other_model(field, name) for field, name in (*named, *([("critic", critic)] if critic else []))]
+    critics = _within(job, "openrlhf", "critic"), _within(job, "verl", "critic", "model")
+    named += [("critic", name) for name in critics if isinstance(name, str)]
+    return [load_other_model(field, name) for field, name in named]
+
+
+def _within(job: Mapping[str, Any], *path: str) -> Any:
+    """What a job holds at a path of fields, each a mapping or a record; None if one of them is not set."""
+    value: Any = job
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value
 
 
 def load_gpu(name: str | Gpu, platform: str | None = None) -> Gpu:

@@ -117,6 +117,10 @@ def host_memory(
         notes.append("what vLLM keeps on the host while it sleeps, and a reference that waits there, is not counted")
         if job.verl.critic is not None and job.verl.critic.model is not None:
             notes.append(f"the critic {job.verl.critic.model} is not counted")
+    if job.openrlhf.sleeps:
+        notes.append("the states that DeepSpeed moves to the host while models sleep are not counted")
+    if job.openrlhf.critic is not None:
+        notes.append(f"the critic {job.openrlhf.critic} is not counted")
     tensors = (
         *loading(job, num_parameters, stored_dtype or USUAL_DTYPE, gpus),
         *(tensors for one in others for tensors in loading_beside(one, gpus)),
