@@ -29,14 +29,14 @@ def cases() -> Iterator[dict[str, Any]]:
     small, larger = "qwen2.5-0.5b", "llama-3.2-1b"
     for method in ("full", "lora"):
         for steps in (1, 4):
-            job = {"method": method, "gradient_accumulation_steps": steps}
+            job: dict[str, Any] = {"method": method, "gradient_accumulation_steps": steps}
             yield case(f"zero1 {method} {steps}", small, strategy="zero1", **job)
     yield case("zero2 full 1", small, strategy="zero2", method="full")
     yield case("zero2 lora 1", small, strategy="zero2", method="lora")
     yield case("zero2 full 4", small, strategy="zero2", method="full", gradient_accumulation_steps=4)
-    many = {"num_gpus": 3, "checkpointing": "none", "gradient_accumulation_steps": 4}
+    many: dict[str, Any] = {"num_gpus": 3, "checkpointing": "none", "gradient_accumulation_steps": 4}
     yield case("zero1 small bucket", small, 5_000_000, strategy="zero1", method="full", **many)
-    lora = {"num_gpus": 4, "method": "lora", "gradient_accumulation_steps": 4}
+    lora: dict[str, Any] = {"num_gpus": 4, "method": "lora", "gradient_accumulation_steps": 4}
     yield case("zero1 lora, auto bucket", larger, None, strategy="zero1", **lora)
     yield case("zero1 auto bucket", larger, None, strategy="zero1", method="full", gradient_accumulation_steps=2)
 

@@ -7,7 +7,6 @@ memory (0.19, runtime/zero/stage_1_and_2.py: process_gradients, reduce_gradients
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
@@ -57,34 +56,16 @@ class ZeroStage1(ZeroStage12):
         return next(rest, len(events))
 
     def arrived(self, one: Trained, gradient: int) -> None:
-        """Reduce a gradient; one that was added to those of earlier micro-batches is freed, and the hook has the sum.
-
-        One sum may be of several experts, which share a storage: the last of them frees it.
-        """
+        """Reduce a gradient; if it was added to those of earlier micro-batches, it is freed: hooks take the sum."""
         super().arrived(one, gradient)
-        taken = self.large[-1:] == [gradient]
-        if taken:
-            self.large.pop()
+        is_large = self.large[-1:] == [gradient]
+        kept = [self.large.pop()] if is_large else []
         if self.overlaps and self.adds_up:
-            if taken:
-                self.record.free(gradient)
-            sums = self._sums(one)
-            self.untaken -= set(sums)
-            if not taken:
-                self.record.free_all(sums)
-                return
-        elif taken:
-            sums = [gradient]
-        else:
-            return
-        (self.large if self.elements(one) else self.too_large).extend(sums)
-
-    def _sums(self, one: Trained) -> list[int]:
-        """The storages of a weight's gradient, which earlier micro-batches left; none before an expert's last copy."""
-        placed = one.placed
-        if placed.copy < placed.parameter.copies - 1:
-            return []
-        return [self.offset + place for place in self.step.gradients_of([replace(placed, copy=0)])]
+            sums = [self.offset + place for place in self.step.gradients_of([one.placed])]
+            self.untaken.difference_update(sums)
+            self.record.free_all(kept or sums)
+            kept = sums if is_large else []
+        (self.large if self.elements(one) else self.too_large).extend(kept)
 
     def backward_ends(self) -> None:
         """All gradients are taken after the last micro-batch, unless hooks did."""
