@@ -214,8 +214,10 @@ def test_zero_1_reduces_once_and_zero_2_in_every_micro_step() -> None:
     for sent in (first, second):
         assert gradients <= total_bytes(sent, "all_gather", "optimizer") <= gradients + 64
         assert not any(one.is_hidden for one in sent.transfers)
-    _, beside = sent_by(gpu, strategy="zero2", autocast="none", zero={"overlap_comm": True})
-    assert all(one.is_hidden for one in beside.transfers if one.kind == "all_reduce")
+    for strategy in ("zero1", "zero2"):
+        _, beside = sent_by(gpu, strategy=strategy, autocast="none", zero={"overlap_comm": True})
+        assert total_bytes(beside, "all_reduce", "backward") == gradients
+        assert all(one.is_hidden for one in beside.transfers if one.kind == "all_reduce")
 
 
 def test_fsdp_gathers_in_forward_and_backward_and_reduces_at_the_end() -> None:

@@ -158,7 +158,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"strategy": "zero2", "offload": "all"}, "offload"),
     ({"strategy": "zero0", "offload": "optimizer"}, "from stage 1 on"),
     ({"strategy": "fsdp", "fsdp": {"replicas": 2}}, "hybrid sharding needs FSDP version 1"),
-    ({"strategy": "zero1", "zero": {"overlap_comm": True}}, "overlap_comm"),
+    ({"strategy": "zero1", "offload": "optimizer", "zero": {"overlap_comm": True}}, "overlap_comm at stage 1"),
     ({"strategy": "zero2", "autocast": "bf16"}, "autocast"),
     ({"strategy": "zero3", "quantize": "int8"}, "int8"),
     ({"strategy": "zero3", "quantize": "nf4", "quant_storage": "fp32"}, "quant_storage"),

@@ -78,6 +78,13 @@ def cases() -> Iterator[dict[str, Any]]:
     yield case(SHALLOWEST_UNTIED, "zero3", "lora", "kto")
     for method in ("full", "lora"):
         yield case(SHALLOW_UNTIED, "zero3", method, "dpo", gradient_accumulation_steps=2)
+    for model, method, task, steps in (
+        (SHALLOW, "full", None, 1),
+        (SHALLOW, "full", None, 4),
+        (SHALLOW_UNTIED, "lora", None, 4),
+        (SHALLOW_UNTIED, "full", "dpo", 2),
+    ):
+        yield case(model, "zero1", method, task, zero={"overlap_comm": True}, gradient_accumulation_steps=steps)
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -58,7 +58,6 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     """
     net = new_modules(setting)
     tape, job = net.tape, setting.job
-    tape.gives_gradients = job.strategy in ("zero2", "zero3")
     tape.keeps_inputs = job.strategy == "zero3"
     loss: Tensor | None = None
     batch: Batch | None = None
@@ -66,6 +65,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
+        tape.gives_gradients = job.hooks_take_gradients(number == micro_steps - 1)
         if job.runs_openrlhf:  # the locals of its training_step, which has returned
             loss = None
             net.loop_locals.clear()

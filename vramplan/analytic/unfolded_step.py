@@ -173,8 +173,13 @@ def micro_steps(job: Job) -> int:
 
 
 def is_brief(job: Job) -> bool:
-    """Whether small tensors may be left out; not under ZeRO-3, which gathers weights as modules make tensors."""
-    return job.strategy != "zero3"
+    """Whether small tensors may be left out.
+
+    Not under ZeRO-3, which gathers weights as modules make tensors, nor where ZeRO-1 frees a sum of gradients as the
+    last one is added to it.
+    """
+    sums = job.strategy == "zero1" and job.zero.overlap_comm and job.gradient_accumulation_steps > 1
+    return job.strategy != "zero3" and not sums
 
 
 class Step:

@@ -105,9 +105,9 @@ STRATEGY_RULES = (
         " {autocast=none}",
     ),
     Rule(
-        lambda job: job.strategy == "zero1" and job.zero.overlap_comm,
+        lambda job: job.strategy == "zero1" and job.zero.overlap_comm and job.offload != "none",
         UNSUPPORTED,
-        "zero: overlap_comm at stage 1 is not modelled yet; set it to false in DeepSpeed's file",
+        "zero: overlap_comm at stage 1 with {offload} is not modelled yet; set it to false in DeepSpeed's file",
     ),
     *(
         Rule(applies, UNSUPPORTED, f"{{strategy}} with {name} is not modelled yet; use zero2")

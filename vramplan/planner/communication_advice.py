@@ -38,11 +38,15 @@ def changes(job: Job) -> list[Change]:
             "zero3": "ZeRO-2 does not gather weights in every micro-step",
         }[job.strategy]
         offload = {"offload": "optimizer"} if job.offload == "all" else {}
-        zero = {} if less == "zero2" else {"zero": job.zero.model_copy(update={"overlap_comm": False})}
+        keeps = (
+            less == "zero2" or job.offload == "none"
+        )  # stage 1 overlaps without offload alone (inputs/validation.py)
+        zero = {} if keeps else {"zero": job.zero.model_copy(update={"overlap_comm": False})}
         found.append(Change({"strategy": less, **offload, **zero}, text))
-        if not job.zero.overlap_comm:
-            zero_settings = job.zero.model_copy(update={"overlap_comm": True})
-            found.append(Change({"zero": zero_settings}, "overlap_comm runs communication beside computation"))
+    can_overlap = job.strategy in ("zero2", "zero3") or (job.strategy == "zero1" and job.offload == "none")
+    if can_overlap and not job.zero.overlap_comm:
+        zero_settings = job.zero.model_copy(update={"overlap_comm": True})
+        found.append(Change({"zero": zero_settings}, "overlap_comm runs communication beside computation"))
     if job.strategy == "fsdp":
         fsdp = job.fsdp
         options: list[tuple[dict[str, Any], str]] = []

@@ -413,6 +413,8 @@ class Tape:
             self.work(0, 3 * grad.num_bytes, grad.dtype)
             if node.name and isinstance(grad.storage, LiveStorage):
                 self.transient_gradients.update(grad.storage.ids)
+                if self.gives_gradients:  # the hook takes the sum
+                    self.storages[grad.storage.id] = self.storages[grad.storage.id]._replace(module=node.name)
             return
         copies = not alone or node.reorders
         if node.name:

@@ -19,7 +19,7 @@ CLASSES = {
     "ddp": ("ddp", "Strategy"),
     "device_map": ("device_map_split", "DeviceMap"),
     "zero0": ("zero0", "ZeroStage0"),
-    "zero1": ("zero12", "ZeroStage12"),
+    "zero1": ("zero1", "ZeroStage1"),
     "zero2": ("zero12", "ZeroStage12"),
     "zero3": ("zero3", "ZeroStage3"),
     "fsdp1": ("fsdp1", "Fsdp1"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
+from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.states_on_host import StatesOnHost
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.dataclass import dataclass
@@ -37,9 +38,9 @@ NORM_BYTES = 8
 
 
 @lru_cache(maxsize=4096)
-def flat(count: int, dtype: str, category: str, label: str) -> Storage:
+def flat(count: int, dtype: str, category: str, label: str, stream: int = 0) -> Storage:
     """A flat tensor."""
-    return Storage(count * DTYPE_BYTES[dtype], category, label, f"{count:,} {dtype}")
+    return Storage(count * DTYPE_BYTES[dtype], category, label, f"{count:,} {dtype}", stream=stream)
 
 
 @lru_cache(maxsize=4096)
@@ -227,8 +228,8 @@ class ZeroStage12(ZeroStage):
         self.partitions: list[int] = []
         """Reduced gradients of weights in the own part; the first micro-batch's stay."""
         self.reduced = False
-        self.too_large: list[int] = []
-        """At stage 1, gradients too large for the bucket that other GPUs need: they stay until backward has ended."""
+        self.stream = REDUCE if self.zero.overlap_comm else 0
+        """CUDA stream of the reductions."""
 
     @property
     def gpus(self) -> Sequence[int]:
@@ -287,8 +288,6 @@ class ZeroStage12(ZeroStage):
         """Allocate the bucket at the first gradient of a backward."""
         self._open()
         super().arrived(one, gradient)
-        if self.job.strategy == "zero1" and self.large[-1:] == [gradient] and not self.elements(one):
-            self.too_large.append(self.large.pop())
 
     def _open(self) -> None:
         if not self.buckets:
@@ -305,52 +304,23 @@ class ZeroStage12(ZeroStage):
                 runs += owner != before
                 before = owner
         if runs > 1:
-            self.passing(flat(sum(one.count for one in members), self.dtype, "communication", "bucket, by owner"))
+            count = sum(one.count for one in members)
+            self.passing(flat(count, self.dtype, "communication", "bucket, by owner", self.stream))
         owns_some = any(map(self.elements, members))
         if owns_some and not self.reduced and not self.offloads:
             self.reduced = True
             label = "reduced gradients of weights in the own part"
-            self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label)))
+            self.partitions.append(record.allocate(flat(self.own, self.dtype, "gradient", label, self.stream)))
         if self.offloads and self.is_last:
             for one in members:
                 self.to_host(self.elements(one))
 
-    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        """At stage 1 the first gradient allocates the bucket, though reduction waits for the last micro-batch's end."""
-        self.offset = offset
-        if self.job.strategy == "zero1" and piece.phase.startswith("backward") and not self.buckets:
-            first = self._first_gradient(events)
-            if first is not None:
-                self.record.extend(events[:first], offset)
-                self._open()
-                events = events[first:]
-        super().run_section(piece, events, offset)
-
-    def _first_gradient(self, events: Sequence[int]) -> int | None:
-        """Index behind the events of the operation that produces the first gradient; None if none does."""
-        storages, source = self.step.record.storages, self.step.unfolded.source
-        gradients = {number for one in self.trained.values() for number in one.placed.parameter.gradient}
-        after = next((n for n, event in enumerate(events, 1) if event >= 0 and source[event] in gradients), None)
-        if after is None:
-            return None
-        partial = "partial sums of a gradient"
-        rest = (n for n, e in enumerate(events[after:], after) if e >= 0 and storages[source[e]].what != partial)
-        return next(rest, len(events))
-
     def backward_ends(self) -> None:
-        """Stage 1 takes all gradients after the last micro-batch; the epilogue frees the bucket."""
-        if self.job.strategy == "zero1":
-            if not self.is_last:
-                return
-            for one in self.trained.values():
-                for place in self.step.gradients_of([one.placed]):
-                    self.arrived(one, self.offset + place)
+        """The epilogue frees the bucket."""
         self.flush()
         self._send_gradients()
         self.record.free_all(self.buckets)
         self.record.free_all(self.partitions[1:])
-        self.record.free_all(self.too_large)
-        self.too_large = []
         self.buckets, self.partitions, self.reduced = [], self.partitions[:1], False
 
     def _send_gradients(self) -> None:

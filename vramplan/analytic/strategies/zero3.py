@@ -261,8 +261,7 @@ class ZeroStage3(ZeroStage):
         own = [ceil_div(one.count, self.cards) for one in members]
         self.send("reduce_scatter", sum(own) * self.cards * DTYPE_BYTES[self.dtype], self.zero.overlap_comm)
         if len(members) > 1 or members[0].count % self.cards:
-            copy = flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner")
-            self.passing(Storage(copy.num_bytes, copy.category, copy.label, copy.formula, stream=REDUCE))
+            self.passing(flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner", REDUCE))
         if self.job.offload != "none":
             self._send_to_host(sum(own))
             for count in own:
