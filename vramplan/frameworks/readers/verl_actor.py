@@ -160,8 +160,6 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     if _pads(config, version) and verl_rl.counts_tokens(config):
         given = config.place(PADDING) if config.has(PADDING) else PADDING
         yield f"{given}: off, so rows are padded, which is not modelled with token budgets; modelled: True"
-    if verl_rl.num_gpus(config) == 1:
-        yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
     if verl_rl.model_type(config) in IMAGE_PROCESSORS:
