@@ -206,7 +206,7 @@ def test_more_tokens_are_scored_than_trained_on() -> None:
     ("changes", "said"),
     [
         ({"strategy": "zero3", "fsdp": {}}, "FSDP 1 alone"),
-        ({"num_gpus": 1}, "on several GPUs with vLLM"),
+        ({"generate_with": "transformers", "vllm_share": 0.3}, "verl's actor with vLLM"),
         ({"lora_dropout": 0.1, "method": "lora"}, "without quantization and dropout"),
         ({"verl": {"critic": {**CRITIC, "model": "gemma-3-1b-pt"}}}, "gemma3_text with a value for each token"),
         ({"verl": {"critic": {**CRITIC, "model": "qwen2.5-vl-3b"}}}, "is not modelled"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.test_verl_actor import errors_of, step
 from tests.verl_runs import recorded
+from vramplan import check
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.detect import from_line
 from vramplan.frameworks.parsed_config import ParsedConfig
@@ -117,3 +118,32 @@ def test_nested_rows_keep_the_logits_and_get_a_gradient_of_zeros(tmp_path: Path)
     assert [round(size / whole) for size in sizes[:4]] == [1, 1, 1, 1]  # logits, joined, `gradient`, nested gradient
     assert sizes[4] == -whole  # the logits, kept until then
     assert sizes[5] == whole  # the gradient of a slice
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2", ""),
+        ("actor_rollout_ref.ref.log_prob_micro_batch_size=512", "actor_rollout_ref.ref.log_prob_micro_batch_size=256"),
+    ],
+)  # fmt: skip
+def test_check_proposes_the_most_samples_for_each_scoring_that_fit(reference: str, said: str, tmp_path: Path) -> None:
+    """With the micro-batch as it is; a reference that scores fewer keeps its number."""
+    script = tmp_path / "grpo.sh"
+    own = (*GRPO[:-1], f"{ACTOR}.use_kl_loss=True", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=64", reference)
+    script.write_text(f"python3 -m verl.trainer.main_ppo {shlex.join(own)}", encoding="utf-8")
+    advice = [effect for effect in check(script, "h100", framework_version="0.7.1").advice if "verl" in effect.update]
+    scored = next(effect for effect in advice if "log_prob" in effect.settings[0])
+    assert scored.fits
+    assert not scored.batch
+    key = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32"
+    assert scored.settings == ((key, said) if said else (key,))
+
+
+def test_fewer_samples_for_each_scoring_raise_none() -> None:
+    """The reference's 2 stay; of all GPUs' 512 as many as 8 GPUs' samples."""
+    rollout, ref = (f"actor_rollout_ref.{part}.log_prob_micro_batch_size" for part in ("rollout", "ref"))
+    for own, said in ((f"{ref}_per_gpu=2", ""), (f"{ref}=512", f"; {ref} 256")):
+        names: Any = parsed(f"{rollout}_per_gpu=64", f"{ACTOR}.use_kl_loss=True", own, version="0.7.1").names["verl"]
+        assert f"{rollout}_per_gpu 32{said}" in names.values()

@@ -265,7 +265,6 @@ def test_the_command_is_the_nearest_job() -> None:
         (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
         (f"{MODEL}.use_fused_kernels=True", "use_fused_kernels: True"),
-        ("trainer.n_gpus_per_node=1", "one GPU"),
         ("trainer.v1.trainer_mode=separate_async", "trainer.v1.trainer_mode: separate_async"),
     ],
 )

@@ -200,6 +200,8 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
     job = step.job
     factor = DTYPE_BYTES[job.dtype] // DTYPE_BYTES[job.computed_dtype or job.dtype]
     whole, layer = factor * weight_bytes(step), factor * gathered_bytes(step)
+    alone = job.num_gpus == 1  # a full state dict, which clones; nothing is gathered (_state_dict_utils.py)
+    layer = 0 if alone else layer
     bucket = Storage(job.verl.bucket_mib * MiB, "communication", "bucket of weights on their way to vLLM")
     awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
     if job.method == "full":
@@ -209,7 +211,7 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
         one = Storage(largest, "communication", "a whole weight on its way to vLLM")
         kinds, events = [gathered, own, one, bucket], [0, 1, ~0, 2, 3, ~2, ~3, ~1]
     else:
-        size = layer if job.verl.layered_summon else whole
+        size = layer if job.verl.layered_summon or alone else whole
         kinds, events = (
             [Storage(size, "communication", "weights gathered to take adapters out"), bucket],
             [0, ~0, 1, ~1],

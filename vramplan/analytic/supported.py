@@ -171,8 +171,10 @@ def _has_experts(spec: ModelSpec) -> bool:
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.runs_verl:
+        alone = ["FSDP on one GPU, which shards nothing, follows torch's events: it was not compared with verl's runs"]
         joins = ["verl's padded rows from 0.8 on follow its source and torch's: they were not compared with its runs"]
         return [
+            *(alone if job.num_gpus == job.fsdp.replicas else ()),
             *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
             f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code on one GPU; how FSDP"

@@ -219,12 +219,9 @@ ROLLOUT_RULES = (
         "{loss} with {task} is verl's actor under FSDP 1 alone; use {strategy=fsdp} {loop=plain} and fsdp version 1",
     ),
     Rule(
-        lambda job: (
-            job.runs_verl and (job.num_gpus < 2 or job.generate_with == "transformers" or job.offload != "none")
-        ),
+        lambda job: job.runs_verl and (job.generate_with == "transformers" or job.offload != "none"),
         UNSUPPORTED,
-        "{loss} with {task} is verl's actor on several GPUs with vLLM; use {num_gpus=8} {generate_with=vllm_sleep}"
-        " {offload=none}",
+        "{loss} with {task} is verl's actor with vLLM; use {generate_with=vllm_sleep} {offload=none}",
     ),
     Rule(
         lambda job: (

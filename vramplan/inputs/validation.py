@@ -230,7 +230,9 @@ DEVICE_MAP_RULES = (
         "{strategy} with {loss} is not modelled yet; use {loss=standard}",
     ),
     Rule(
-        lambda job: job.strategy in ("fsdp", "device_map") and job.num_gpus == 1,
+        lambda job: (
+            job.strategy in ("fsdp", "device_map") and job.num_gpus == 1 and not job.runs_verl
+        ),  # which wraps one
         IMPOSSIBLE,
         "{strategy} needs more than one GPU: {num_gpus=2} or more",
     ),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import EstimateCache
@@ -42,6 +43,7 @@ def config_levers(
     smallest = search.smallest.job
     needs_more_room = spare_bytes > search.smallest.margin_bytes
     batch = {name: getattr(smallest, name) for name in ("micro_batch_size", "gradient_accumulation_steps")}
+    own = {name: config.job.get(name, value) for name, value in batch.items()}
     for effect in search.advice:
         update, need_bytes, fits = dict(effect.update), effect.device_total_bytes, effect.fits
         strategy_settings = config.strategy_settings.get(update.get("strategy", ""), {})
@@ -58,6 +60,9 @@ def config_levers(
             if longest is not None:
                 update = {"sequence_length": longest.job.sequence_length}
                 need_bytes, fits = longest.device_total_bytes, True
+        elif found := _most_scored(search.job, update, (own, batch), run_estimate, spare_bytes):
+            update, need_bytes, fits = {"verl": found.job.verl}, found.device_total_bytes, True
+            effect = replace(effect, micro_batch_size=found.micro_batch_size)
         elif update and (strategy_settings or (fits and needs_more_room)):
             estimate = run_estimate({**batch, **strategy_settings, **update})
             need_bytes, fits = estimate.device_total_bytes, _leaves_free(estimate, spare_bytes)
@@ -74,6 +79,25 @@ def config_levers(
             )
         )
     return effects
+
+
+def _most_scored(
+    job: Job,
+    update: Mapping[str, Any],
+    batches: Sequence[Mapping[str, int]],
+    run_estimate: RunEstimate,
+    spare_bytes: int,
+) -> Estimate | None:
+    """Of verl's fewer samples for each scoring the most that fit, with the first of the batches that fits at all."""
+    fewer = job.verl.fewer_scored(job.sequence_length) if job.runs_verl and not job.joins_samples else []
+    if update.get("verl") not in fewer:
+        return None
+    for batch in batches:
+        for verl in fewer:
+            estimate = run_estimate({**batch, "verl": verl})
+            if _leaves_free(estimate, spare_bytes):
+                return estimate
+    return None
 
 
 def free_changes(

@@ -37,16 +37,17 @@ class Unit:
         align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
         for weight in weights:
             count = round_up(count, align) + weight.num_elements
-        own = ceil_div(count, cards)
+        own, is_cast, alone = ceil_div(count, cards), stored != used, cards == 1
         size = DTYPE_BYTES[used]
         self.cast = Storage(
-            own * size if stored != used else 0, "communication", f"{name}: own part, cast", stream=CAST
+            own * size if is_cast and not alone else 0, "communication", f"{name}: own part, cast", stream=CAST
         )
-        self.whole = Storage(own * cards * size, "communication", f"{name}: gathered weights", stream=GATHER)
+        whole = 0 if alone and not is_cast else own * cards * size  # NO_SHARD uses weights as they are, or a cast copy
+        self.whole = Storage(whole, "communication", f"{name}: gathered weights", stream=CAST if alone else GATHER)
         self.flat = Storage(own * cards * size, "gradient", f"{name}: gradients of the whole unit")
         reduced_size = DTYPE_BYTES[reduced or used]
         self.to_reduce = Storage(
-            own * cards * reduced_size if reduced not in (None, used) else 0,
+            own * cards * reduced_size if reduced not in (None, used) and not alone else 0,
             "communication",
             f"{name}: gradients of the whole unit, cast to be reduced",
             stream=REDUCE,
@@ -64,6 +65,7 @@ class Fsdp1(Sharded):
         super().__init__(step, record, gpu)
         job = self.job
         cards = job.num_gpus // job.fsdp.replicas
+        self.is_alone = cards == 1  # which torch makes NO_SHARD (_init_utils.py: _init_core_state)
         places: dict[tuple[int | None, bool], list[Placed]] = {}
         for one in self.own_weights():
             places.setdefault((one.layer, one.parameter.is_adapter), []).append(one)
@@ -169,7 +171,7 @@ class Fsdp1(Sharded):
 
     def _gather(self, units: list[Unit]) -> None:
         for unit in units:
-            if unit in self.whole:
+            if unit in self.whole or not unit.whole.num_bytes:
                 continue
             # unless it is asked for ahead, a gather waits for the reduction of the layer before
             hidden = self.phase.startswith("forward") or self.prefetch != "none" or not self.is_last
@@ -219,10 +221,10 @@ class Fsdp1(Sharded):
             if self.job.fsdp.replicas > 1:
                 self.send("all_reduce", unit.reduced.num_bytes, hidden=True, between_replicas=True)
             same = unit.gradient.num_bytes == unit.reduced.num_bytes
-            if (
-                unit in self.own
-            ):  # cast to the dtype of the first, and added (_runtime_utils.py: _accumulate_sharded_grad)
-                passing = (unit.reduced,) if same else (unit.reduced, unit.gradient)
+            if unit in self.own:
+                # cast to the dtype of the first, and added (_runtime_utils.py: _accumulate_sharded_grad); of one GPU
+                # autograd has added it already
+                passing = () if same and self.is_alone else (unit.reduced,) if same else (unit.reduced, unit.gradient)
                 record.free_all([record.allocate(one) for one in passing])
             elif same:
                 self.keep(unit.reduced)

@@ -160,8 +160,6 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     if _pads(config, version) and verl_rl.counts_tokens(config):
         given = config.place(PADDING) if config.has(PADDING) else PADDING
         yield f"{given}: off, so rows are padded, which is not modelled with token budgets; modelled: True"
-    if verl_rl.num_gpus(config) == 1:
-        yield f"{config.source.where}: one GPU, on which FSDP keeps whole weights beside their copies, is not modelled"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
     if verl_rl.model_type(config) in IMAGE_PROCESSORS:
@@ -253,23 +251,34 @@ def _scored_tokens(config: ConfigReader, batch: dict[str, Any]) -> int:
     Raises:
         ConfigError: if the actor's is not set, at which verl stops.
     """
-    found = []
+    longest = _longest(config)
+    scored = max(_scorings(config, batch["batches"] == "packed").values())
+    return scored if batch["batches"] == "packed" else ceil_div(scored, longest) * longest
+
+
+def _scorings(config: ConfigReader, packed: bool) -> dict[str, int]:
+    """Tokens of a forward that scores, by the key that says so: the actor's and the reference's.
+
+    Raises:
+        ConfigError: if one is not set, at which verl stops.
+    """
+    found = {}
     for section, scores in ((ROLLOUT, True), (REF, _refers(config))):
         each, whole = (f"{section}log_prob_micro_batch_size{end}" for end in ("_per_gpu", ""))
         tokens = f"{section}log_prob_max_token_len_per_gpu"
         config.read_keys |= {each, whole, tokens, f"{section}log_prob_use_dynamic_bsz"}
         if not scores:
             continue
-        if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=batch["batches"] == "packed"):
-            found.append(config.integer(tokens, default=config.integer(BUDGET, default=16384)))
+        if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=packed):
+            found[tokens] = config.integer(tokens, default=config.integer(BUDGET, default=16384))
         elif config.has(each) and not config.is_null(each):
-            found.append(config.integer(each, default=1) * _longest(config))
+            found[each] = config.integer(each, default=1) * _longest(config)
         elif config.has(whole) and not config.is_null(whole):
-            found.append(ceil_div(config.integer(whole, default=1), verl_rl.num_gpus(config)) * _longest(config))
+            samples = ceil_div(config.integer(whole, default=1), verl_rl.num_gpus(config))
+            found[whole] = samples * _longest(config)
         else:
             raise ConfigError(f"{config.source.where}: {each} is not set: verl stops at that")
-    scored = max(found)
-    return scored if batch["batches"] == "packed" else ceil_div(scored, _longest(config)) * _longest(config)
+    return found
 
 
 def _engine(config: ConfigReader, version: str, gpus: int) -> dict[str, Any]:
@@ -367,11 +376,15 @@ def _scoring_keys(config: ConfigReader, job: dict[str, Any]) -> dict[Verl, str]:
     """The keys of fewer samples for each scoring, where samples are counted."""
     if job["batches"] == "packed":
         return {}
-    sections = (ROLLOUT, REF) if _refers(config) else (ROLLOUT,)
+    found, gpus = _scorings(config, packed=False), verl_rl.num_gpus(config)
 
     def keys(tokens: int) -> str:
+        """What scores more now, each in its own unit: tokens, samples of a GPU, or samples of all."""
         samples = tokens // job["sequence_length"]
-        return "; ".join(f"{section}log_prob_micro_batch_size_per_gpu {samples}" for section in sections)
+        units = {"log_prob_max_token_len_per_gpu": tokens, "log_prob_micro_batch_size": samples * gpus}
+        return "; ".join(
+            f"{key} {units.get(key.rpartition('.')[2], samples)}" for key, now in found.items() if now > tokens
+        )
 
     return {verl: keys(verl.scored_tokens or 0) for verl in Verl(**job["verl"]).fewer_scored(job["sequence_length"])}
 
