@@ -47,8 +47,8 @@ CHECKPOINTED = "gradient_checkpointing_enable"
 
 
 def is_script(config: ConfigReader) -> bool:
-    """Whether one of TRL's own scripts runs."""
-    return config.source.spelling != "python" and config.source.program.endswith(SCRIPTS)
+    """Whether one of TRL's own scripts runs, whose settings a file by itself is taken for."""
+    return config.source.spelling != "python"
 
 
 def ppo_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
