@@ -147,6 +147,12 @@ def test_adapters_of_a_script(tmp_path: Path) -> None:
     assert (job.method, job.lora_rank, job.reference, job.reference_source) == ("lora", 64, None, "adapters_off")
 
 
+def test_a_copy_as_reference(tmp_path: Path) -> None:
+    given = FOUR.replace("=ref_policy", "=create_reference_model(policy)")
+    job = script(tmp_path, given, before="from trl import create_reference_model\nreward_model.to('cuda').eval()")
+    assert (job.reference, job.reward_model) == ("model", "Qwen/Qwen2.5-1.5B")
+
+
 def test_samples_for_the_log_are_a_doubt(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     for options, expected in (
@@ -190,6 +196,8 @@ def test_settings_that_are_refused(tmp_path: Path, options: str, said: str) -> N
         (FOUR.replace("=value_model", "=load_value()"), "", "value_model of PPOTrainer is not known"),
         (FOUR.replace("=value_model", "=policy"), "", "is not read; read: ForSequenceClassification's"),
         (FOUR, "policy.gradient_checkpointing_enable()", "gradient_checkpointing_enable"),
+        (FOUR, "value_model.float()", "value_model.float() changes its dtype"),
+        (FOUR, "reward_model.to(torch.float32)", "reward_model.to() changes its dtype"),
         (FOUR.replace("ref_model", "ref_policy"), "", "PPOTrainer(ref_policy=...) is of TRL 0.12"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.nearest import FORMER_PPO_NEAREST
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers.python_model import ADAPTED, Model, class_of, is_model
+from vramplan.frameworks.readers.python_model import ADAPTED, CASTS, Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_ppo import CHECKPOINTED, REWARD, VALUE
 from vramplan.frameworks.settings import ConfigValue
@@ -84,6 +86,12 @@ def _scorer(trainer: Thing, name: str) -> Thing:
         raise UnsupportedError(
             f"{value.place}: {call.last}({name}=...): {thing.call.last} is not read; read: {HEAD}'s from_pretrained"
         )
+    for change, event, _ in thing.history:
+        words = {*event.keywords, *(str(one) for one in event.positional)}
+        if change[1:] in CASTS or (change == ".to" and any(re.search("dtype|float|half", word) for word in words)):
+            raise UnsupportedError(
+                f"{event.place}: {name}{change}() changes its dtype, which is not read; load it with dtype=..."
+            )
     return thing
 
 
