@@ -92,7 +92,6 @@ def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("PPOTrainer", "--task ppo --value-model MODEL --reward-model MODEL"),
         ("DistillationTrainer", "--task gkd --teacher MODEL"),
         ("OnlineDPOTrainer", "--task grpo --num-generations 2 --reference model --loss standard"),
     ],

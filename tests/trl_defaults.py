@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "trl_defaults.json"
-TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo", "gkd")
+TASKS = ("dpo", "kto", "orpo", "cpo", "reward", "grpo", "rloo", "gkd", "ppo")
 PLACES = ("trainer/base_config.py", "trainer/{}_config.py", "experimental/{}/{}_config.py")
-INHERITED = {"gkd": ("trainer/sft_config.py",)}
+INHERITED = {"gkd": ("trainer/sft_config.py",), "ppo": ("trainer/utils.py",)}
 """Files of classes that a task's configuration inherits beside the base."""
 KEYS = frozenset(
     {
@@ -24,13 +24,15 @@ KEYS = frozenset(
         "precompute_ref_log_probs", "cpo_alpha", "padding_free", "lmbda", "max_new_tokens",
     }
 )  # fmt: skip
+OWN_KEYS = {"ppo": frozenset({"response_length", "num_mini_batches", "local_rollout_forward_batch_size"})}
+"""More of them, which other tasks' classes have without taking them."""
 
 
-def defaults_of(text: str) -> dict[str, Any]:
-    """Defaults of the annotated fields of a module's classes, of those in `KEYS`."""
+def defaults_of(text: str, keys: frozenset[str]) -> dict[str, Any]:
+    """Defaults of the annotated fields of a module's classes, of those in `keys`."""
     found: dict[str, Any] = {}
     for node in (field for cls in ast.parse(text).body if isinstance(cls, ast.ClassDef) for field in cls.body):
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id not in KEYS:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id not in keys:
             continue
         if isinstance(node.value, ast.Call):
             for keyword in node.value.keywords:
@@ -45,8 +47,9 @@ def of_version(folder: Path) -> dict[str, dict[str, Any]]:
     for task in TASKS:
         places = (PLACES[0], *INHERITED.get(task, ()), *PLACES[1:])
         paths = [folder / "trl" / place.format(task, task) for place in places]
-        own = [defaults_of(path.read_text()) for path in paths if path.exists()]
-        tables[task] = {key: value for table in own for key, value in table.items()}
+        own = [defaults_of(path.read_text(), KEYS | OWN_KEYS.get(task, frozenset())) for path in paths if path.exists()]
+        has_own = task != "ppo" or any((folder / "trl" / one.format(task, task)).exists() for one in PLACES[1:])
+        tables[task] = {key: value for table in own for key, value in table.items()} if has_own else {}
     return tables
 
 

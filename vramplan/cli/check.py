@@ -84,7 +84,7 @@ def check(
     task: Annotated[
         str | None,
         Option(
-            help="TRL's trainer, if nothing else says it: sft, dpo, kto, orpo, cpo, reward, grpo, rloo or gkd.",
+            help="TRL's trainer, if nothing else says it: sft, dpo, kto, orpo, cpo, reward, grpo, rloo, gkd or ppo.",
             panel=METHOD,
             complete=completion.one_of("sft", *trl_trainers.TASKS),
         ),

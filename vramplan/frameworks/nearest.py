@@ -64,7 +64,12 @@ PPO_NEAREST = (
     "its estimate: `vramplan estimate MODEL --gpu GPU --task ppo --value-model MODEL --reward-model MODEL --seq-len N"
     " --prompt-len N`"
 )
-"""What TRL's PPOTrainer is refused with."""
+"""What TRL's PPOTrainer is refused with where it is not read."""
+FORMER_PPO_NEAREST = (
+    "nearest, the same trainer as LLaMA-Factory runs it: `vramplan estimate MODEL --gpu GPU --task ppo --reward-model"
+    " MODEL --seq-len N --prompt-len N`"
+)
+"""What PPOTrainer of TRL before 0.12 is refused with."""
 DISTILLATION_NEAREST = (
     "nearest, with the logits of both models whole, which needs more than a loss by chunks: `vramplan estimate MODEL"
     " --gpu GPU --task gkd --teacher MODEL --seq-len N --prompt-len N`"
@@ -76,7 +81,7 @@ ONLINE_NEAREST = (
 )
 """What TRL's preference trainers that generate are refused with."""
 NEAREST = {
-    **dict.fromkeys(("PPOTrainer", "PPOv2Trainer"), PPO_NEAREST),
+    "PPOv2Trainer": PPO_NEAREST,
     **dict.fromkeys(("DistillationTrainer", "GOLDTrainer", "MiniLLMTrainer"), DISTILLATION_NEAREST),
     **dict.fromkeys(("OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer"), ONLINE_NEAREST),
 }

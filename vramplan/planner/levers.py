@@ -56,7 +56,7 @@ class Lever:
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
         same = {
             "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation",
-            "vllm_sync_parts", "rollout_offload", *batch,
+            "vllm_sync_parts", "rollout_offload", "rollout_batch_size", *batch,
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
@@ -225,6 +225,13 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "fewer completions are generated at a time",
             "time",
             steps_per_generation=at_once,
+        )
+    if job.value_model is not None and job.rollout_batch_size > job.micro_batch_size:
+        lever(
+            f"--rollout-batch-size {job.micro_batch_size}",
+            "fewer completions are generated and scored at a time",
+            "time",
+            rollout_batch_size=job.micro_batch_size,
         )
     if is_colocated(job) and job.generate_with == "vllm" and not job.expandable_segments:
         lever(

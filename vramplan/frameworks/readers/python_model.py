@@ -151,7 +151,7 @@ FUNCTIONS = frozenset(
         "list",
         "sum",
         "set_peft_model_state_dict",
-        "create_reference_model_",
+        "create_reference_model",
         "is_peft_model",
         "unwrap_model",
         "device",

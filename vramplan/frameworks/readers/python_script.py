@@ -11,6 +11,7 @@ from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.readers import (
     classifiers,
     python_model,
+    python_ppo,
     python_sentence_transformers,
     python_trl,
     speech,
@@ -18,7 +19,7 @@ from vramplan.frameworks.readers import (
 )
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
-from vramplan.frameworks.readers.python_trainer import CONFIGS, OTHER_TRAINERS, TRAINERS, Run, find_run
+from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -105,6 +106,8 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     """
     if "xtuner" in script.imports and not is_training(script):
         raise UnsupportedError(f"{script.where}: {xtuner.INSTEAD}")
+    for call in script.calls:
+        python_ppo.refuse_former(call)
     run = find_run(script)
     refuse_effects(script)
     task = python_trl.task_of(run)
@@ -144,7 +147,9 @@ def _trained_model(script: Script, run: Run) -> Model | None:
     if run.trainer is None:
         models = [thing for thing in script.things if is_model(thing)]
         return python_model.follow(script, models[0]) if models else None
-    key = "model" if "model" in run.trainer.call.keywords or "model" in run.trainer.parts else 0
+    key: str | int = MODEL_AT.get(run.trainer.call.last, 0)
+    if "model" in run.trainer.call.keywords or "model" in run.trainer.parts:
+        key = "model"
     models = [thing for thing in run.trainer.parts.get(key, []) if is_model(thing)]
     bases = {id(part) for thing in models for parts in thing.parts.values() for part in parts}
     models = [thing for thing in models if id(thing) not in bases]

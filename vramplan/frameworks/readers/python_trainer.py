@@ -27,13 +27,17 @@ TRAINERS = (
     *(name for name in _OF_TASKS if name.endswith("Trainer")),
     "SentenceTransformerTrainer", "CrossEncoderTrainer",
 )  # fmt: skip
-ARGS_AT: Mapping[str, int] = {"DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2, "RLOOTrainer": 2, "GKDTrainer": 2}
+ARGS_AT: Mapping[str, int] = {
+    "DPOTrainer": 2, "KTOTrainer": 2, "GRPOTrainer": 2, "RLOOTrainer": 2, "GKDTrainer": 2, "PPOTrainer": 0,
+}  # fmt: skip
 """The place of the arguments among positional ones, where it is not 1: behind a reference, a teacher, or rewards."""
+MODEL_AT: Mapping[str, int] = {"PPOTrainer": 2}
+"""The place of the model among them, where it is not 0."""
 EXPERIMENTAL = "trl.experimental."
-READ_EXPERIMENTS = ("orpo", "cpo", "kto", "gkd")
+READ_EXPERIMENTS = ("orpo", "cpo", "kto", "gkd", "ppo")
 """Modules of `EXPERIMENTAL` whose trainers are read; others have trainers of the same names."""
 OTHER_TRAINERS = (
-    "PPOTrainer", "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer",
+    "BCOTrainer", "OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer",
     "PRMTrainer",
     "PPOv2Trainer", "IterativeSFTTrainer", "AlignPropTrainer", "DDPOTrainer", "GFPOTrainer", "PAPOTrainer",
     "GSPOTokenTrainer", "SDFTTrainer", "SDPOTrainer", "TPOTrainer", "SSDTrainer", "MiniLLMTrainer", "GOLDTrainer",
@@ -102,8 +106,7 @@ class Run:
         if self.trainer is None:
             return None
         call = self.trainer.call
-        positional = ConfigValue(call.positional[0], call.place) if call.positional else None
-        return call.keywords.get("model") or positional
+        return argument(call, "model", MODEL_AT.get(call.last, 0))[1]
 
 
 def find_run(script: Script) -> Run:
@@ -117,6 +120,7 @@ def find_run(script: Script) -> Run:
     trainer = _trainer(script)
     if trainer is None:
         config = _config_alone(script)
+        _check_origin(config)
         return Run(script.where if config is None else config.call.place, _keywords(config), None, config)
     _check_trainer(script, trainer)
     config = _config_of(trainer)

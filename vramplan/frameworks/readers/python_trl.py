@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.readers import python_ppo
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_gkd import TEACHER, TEACHER_DTYPE
@@ -71,21 +72,23 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
             raise UnsupportedError(
                 f"{value.place}: {call.last}({name}=...): evaluations hold all logits then, which is not modelled yet"
             )
-    if task in ("dpo", "kto"):
-        settings |= _reference(run.trainer, model)
+    if task in ("dpo", "kto", "ppo"):
+        settings |= _reference(run.trainer, model, 3 if task == "ppo" else 1)
     if task in ROLLOUTS:
         settings |= reward_model(run, run.trainer)
     if task == "gkd":
         settings |= _teacher(run.trainer)
+    if task == "ppo":
+        settings |= python_ppo.settings_of(run, run.trainer, model)
     if model is not None and model.adapters is not None and not run.peft_configs:
         settings["peft_model"] = ConfigValue(True, model.adapters.place)
     return settings
 
 
-def _reference(trainer: Thing, model: Model | None) -> Settings:
+def _reference(trainer: Thing, model: Model | None, position: int) -> Settings:
     """A reference model that the script makes, which has to be like the one that trains."""
     call = trainer.call
-    key, value = argument(call, "ref_model", 1)
+    key, value = argument(call, "ref_model", position)
     things = trainer.parts.get(key, [])
     if not things and (value is None or value.value is None):
         return {}

@@ -8,7 +8,7 @@ from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
-from vramplan.frameworks.readers import trl_packing, trl_tasks, trl_trainers, zero_config
+from vramplan.frameworks.readers import trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -63,7 +63,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job |= extra_adapter_fields(config, "use_dora", "lora_modules_to_save")
     elif config.has("lora_r"):
         config.note("warning", "lora_r", "has no effect without use_peft: every weight trains")
-    if _is_bare(config):
+    if _is_bare(config, version):
         _refuse_loading(config)
     job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
     has_adapters = config.boolean("peft_model", default=False)
@@ -88,7 +88,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         at_least(version, "1.5")
         and job["num_gpus"] == 1
         and config.source.spelling != "python"
-        and not _is_bare(config)
+        and task != "ppo"
+        and not _is_bare(config, version)
     ):
         job |= device_map_field(job)  # trainer/utils.py: create_model_from_path, in one process
     names = NAMES | {"sequence_length": "max_seq_length" if config.has("max_seq_length") else "max_length"}
@@ -119,6 +120,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
 
 def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[str, str] | None:
     """(the last version that takes the configuration's keys, the reason); None if the newest does."""
+    if task == "ppo" and not at_least(trl_ppo.LAST, newest):
+        return trl_ppo.LAST, "the last with PPOTrainer"
     last_versions = trl_tasks.LAST_VERSIONS[task] if task else LAST_VERSIONS
     known = ((last, f"from its {key}") for key, last in last_versions.items() if config.has(key))
     return min(
@@ -128,9 +131,10 @@ def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[st
     )
 
 
-def _is_bare(config: ConfigReader) -> bool:
+def _is_bare(config: ConfigReader, version: str) -> bool:
     """Whether one of TRL's scripts runs that pass nothing but the model's name to from_pretrained."""
-    return config.framework == PACKAGE and config.source.program.endswith(BARE_SCRIPTS)
+    by_name = BARE_SCRIPTS if at_least(version, "0.26") else (*BARE_SCRIPTS, *trl_ppo.SCRIPTS)
+    return config.framework == PACKAGE and config.source.program.endswith(by_name)
 
 
 def _refuse_loading(config: ConfigReader) -> None:
@@ -175,7 +179,7 @@ def _loads_as_published(config: ConfigReader, version: str, task: str | None) ->
     So ORPO and CPO do since 0.26 (orpo_trainer.py), whose scripts load it by transformers 5, and all in 0.26
     (trainer/utils.py: create_model_from_path).
     """
-    in_python = config.source.spelling == "python" or _is_bare(config)
+    in_python = config.source.spelling == "python" or _is_bare(config, version)
     return in_python and at_least(version, "0.26") and (task in ("orpo", "cpo") or not at_least(version, "0.27"))
 
 
@@ -321,8 +325,13 @@ FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
     commands=(
-        *(("trl", name) for name in ("sft", *trl_trainers.TASKS) if name != "gkd"),  # which is a script alone
-        *((f"{folder}{name}.py",) for name in ("sft", *trl_trainers.SCRIPTS) for folder in FOLDERS),
+        *(("trl", name) for name in ("sft", *trl_trainers.TASKS) if name not in ("gkd", "ppo")),  # scripts alone
+        *(
+            (f"{folder}{name}.py",)
+            for name, task in (("sft", "sft"), *trl_trainers.SCRIPTS.items())
+            if task != "ppo"  # whose script's name others have too
+            for folder in FOLDERS
+        ),
     ),
     programs=tuple(
         Program(f"{prefix}{name}.py", unread=kind)
@@ -330,7 +339,8 @@ FRAMEWORK = Framework(
         for name in names
         for prefix in ("", "run_")
     )
-    + tuple(Program(name, frozenset({"model_name_or_path", "dataset_name"})) for name in SCRIPTS),
+    + tuple(Program(name, frozenset({"model_name_or_path", "dataset_name"})) for name in SCRIPTS)
+    + tuple(Program(name, trl_ppo.MARKS) for name in trl_ppo.SCRIPTS),
     unread_commands={("trl", name): kind for kind, names in UNREAD.items() for name in names},
     marks=frozenset(
         {

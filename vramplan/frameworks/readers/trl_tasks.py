@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
-from vramplan.frameworks.readers import trl_gkd, trl_grpo
+from vramplan.frameworks.readers import trl_gkd, trl_grpo, trl_ppo
 from vramplan.frameworks.readers.trl_liger import with_liger
 from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
@@ -56,6 +56,7 @@ TRAINERS: Mapping[str, Trainer] = {
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
     "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
     "gkd": Trainer("GKDTrainer", (("0.19", "sliced"), ("1.7", "standard")), ("0", "0.27")),
+    "ppo": Trainer("PPOTrainer", (("0.15", "standard"), ("1.13", ""))),
 }  # fmt: skip
 """By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
 logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was
@@ -78,6 +79,7 @@ LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     },
     "rloo": {"max_prompt_length": "0.26.2"},
     "gkd": {},
+    "ppo": {},
 }  # fmt: skip
 """Keys that were removed since, and the last version with each; GRPO cuts no prompt since 0.26, RLOO since 0.27."""
 
@@ -113,7 +115,7 @@ def _modelled(trainer: Trainer) -> str:
             major, _, minor = first.partition(".")
             ranges.append(f"{start} to {major}.{int(minor) - 1}")
             start = ""
-    return ", ".join([*ranges, f"{start} on"])
+    return ", ".join([*ranges, f"{start} on"] if start else ranges)
 
 
 def kbit_treatment(task: str | None, version: str, has_adapters: bool) -> Treatment:
@@ -142,6 +144,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     parsed.task, parsed.rows = TITLES.get(task, task.upper()), "samples"
     if task == "gkd":
         parsed.completion_length = trl_gkd.completion_length(config, parsed.job)
+    elif task == "ppo":
+        parsed.eval_batch_size = None
+        trl_ppo.finish(parsed, config)
     elif task in ROLLOUTS:
         if "sequence_length" not in parsed.job:
             parsed.completion_length = trl_grpo.completion_length(config, version)
@@ -165,6 +170,9 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     if task == "gkd":
         fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
         return fields | trl_gkd.distillation_fields(config)
+    if task == "ppo":
+        fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
+        return fields | trl_ppo.ppo_fields(config, version, job)
     loss = with_liger(config, task, version, job, loss_of(task, version))
     fields = {"task": task, "loss": loss, "batches": "padded"}
     if task in ROLLOUTS:
@@ -293,6 +301,8 @@ def task_names(task: str) -> Mapping[str, KeyNames]:
     """TRL's keys for the fields that a user may change."""
     if task == "gkd":
         return trl_gkd.NAMES
+    if task == "ppo":
+        return trl_ppo.NAMES
     if task in ROLLOUTS:
         return trl_grpo.NAMES
     names: dict[str, KeyNames] = {"sequence_length": "max_length"}

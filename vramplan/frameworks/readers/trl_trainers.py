@@ -11,7 +11,7 @@ from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.inputs.job_values import ROLLOUTS
 
 PREFERENCES = ("dpo", "kto", "orpo", "cpo")
-TASKS = (*PREFERENCES, "reward", *ROLLOUTS, "gkd")
+TASKS = (*PREFERENCES, "reward", *ROLLOUTS, "gkd", "ppo")
 """Those whose configurations are read, by the job's task."""
 PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
@@ -21,7 +21,7 @@ CLASSES: Mapping[str, str] = {
     f"{name}{end}": task
     for name, task in (
         ("DPO", "dpo"), ("KTO", "kto"), ("ORPO", "orpo"), ("CPO", "cpo"), ("Reward", "reward"), ("GRPO", "grpo"),
-        ("RLOO", "rloo"), ("GKD", "gkd"),
+        ("RLOO", "rloo"), ("GKD", "gkd"), ("PPO", "ppo"),
     )
     for end in ("Trainer", "Config")
 }  # fmt: skip
@@ -30,6 +30,7 @@ SCRIPTS: Mapping[str, str] = {
     **{task: task for task in TASKS},
     "reward_modeling": "reward",
     **{f"{task}_vlm": task for task in ("dpo", *ROLLOUTS)},
+    "ppo_tldr": "ppo",
 }
 """Names of TRL's scripts (trl/scripts, examples/scripts, 0.9 to 1.16), some also with run_ before -> the task."""
 
@@ -63,6 +64,11 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     **_of(("dpo", "kto"), "precompute_ref_log_probs ref_model_init_kwargs"),
     **_of(("dpo", "kto", *ROLLOUTS), "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"),
     **_of(("gkd",), "teacher_model_name_or_path teacher_model_init_kwargs lmbda seq_kd max_new_tokens"),
+    **_of(
+        ("ppo",),
+        "num_ppo_epochs num_mini_batches local_rollout_forward_batch_size response_length missing_eos_penalty"
+        " reward_model_path sft_model_path whiten_rewards vf_coef cliprange_value kl_estimator",
+    ),
     **_of((*PREFERENCES, *ROLLOUTS), "max_prompt_length max_completion_length"),
     **_of((*PREFERENCES, *ROLLOUTS, "gkd"), "beta"),
 }

@@ -22,6 +22,8 @@ from vramplan.frameworks.syntax.python.values import (
     refs_of,
 )
 
+DEEP_COPIES = ("copy.deepcopy", "trl.create_reference_model", "trl.experimental.utils.create_reference_model")
+"""Functions that copy their one argument whole (trl 0.28, models/utils.py; without arguments that share layers)."""
 BF16_QUERIES = ("is_bf16_supported", "is_torch_bf16_gpu_available", "is_torch_bf16_available")
 """Functions of torch and transformers that are true on every GPU: bf16 is emulated (torch 2.13, cuda/__init__.py)."""
 ENDS = ("sys.exit", "builtins.exit", "builtins.quit", "os._exit", "os.abort")
@@ -233,8 +235,8 @@ class Calls(Files):
             return self.gpu is None or self.gpu.supports("bf16")
         if last == "is_bfloat16_supported":  # unsloth's
             return self.gpu is None or self.gpu.supports("bf16")
-        if name in ("copy.copy", "copy.deepcopy") and len(positional) == 1:
-            return self.copied(positional[0], name == "copy.deepcopy", node)
+        if name in ("copy.copy", *DEEP_COPIES) and len(positional) == 1 and not keywords:
+            return self.copied(positional[0], name in DEEP_COPIES, node)
         if name == "dataclasses.replace" and positional and isinstance(positional[0], Ref):
             copy = self.copied(positional[0], False, node)
             for key, value in keywords.items():
