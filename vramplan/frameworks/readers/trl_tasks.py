@@ -164,7 +164,7 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields: dict[str, Any]
     if task == "gkd":
         fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
-        return fields | trl_gkd.distillation_fields(config)
+        return fields | trl_gkd.distillation_fields(config, version)
     loss = with_liger(config, task, version, job, loss_of(task, version))
     fields = {"task": task, "loss": loss, "batches": "padded"}
     if task in ROLLOUTS:
