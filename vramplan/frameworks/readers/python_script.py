@@ -20,6 +20,7 @@ from vramplan.frameworks.readers import (
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
+from vramplan.frameworks.readers.trl_trainers import WITHOUT_DTYPE
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -251,6 +252,7 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
     if is_trl and "dtype" not in settings:
         version, _ = resolve_version("transformers", None, "5.23.0")
         settings["dtype"] = ConfigValue("auto" if at_least(version, "5.0") else "float32", f"{load.place}: no dtype")
+        settings[WITHOUT_DTYPE] = ConfigValue(True, load.place)
     return settings
 
 

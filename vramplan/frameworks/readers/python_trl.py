@@ -186,8 +186,9 @@ def reward_model(run: Run, trainer: Thing) -> Settings:
         raise UnsupportedError(f"{where}: a quantized reward model is not modelled; leave its quantization out")
     if UNKNOWN in name:
         raise ConfigError(f"{where}: the reward model's name is not known without running the script")
-    dtype = arguments.get("dtype") or arguments.get("torch_dtype") or "auto"
-    return {"reward_model": ConfigValue(name, place), "reward_model_dtype": ConfigValue(dtype, place)}
+    dtype = arguments.get("dtype") or arguments.get("torch_dtype")
+    settings = {"reward_model": ConfigValue(name, place)}
+    return settings | ({} if dtype is None else {"reward_model_dtype": ConfigValue(dtype, place)})
 
 
 def _names_in(value: Any) -> list[str]:

@@ -189,19 +189,27 @@ def _dtypes(config: ConfigReader, version: str, engine_casts: bool, task: str | 
     `engine_casts`: DeepSpeed brings the weights to half precision, whatever they are loaded in.
     """
     weights_dtype = read_dtype(config, "dtype", "torch_dtype")
-    if weights_dtype is None and config.has("dtype", "torch_dtype"):
+    by_script = config.boolean(trl_trainers.WITHOUT_DTYPE, default=False)
+    if (
+        by_script
+        and not config.has("load_in_4bit", "load_in_8bit")
+        and trl_trainers.dtype_of_scripts(version) == "fp32"
+    ):
+        weights_dtype = None  # transformers 4.57, modeling_utils.py: from_pretrained keeps torch's default dtype
+    elif weights_dtype is None and config.has("dtype", "torch_dtype"):
         weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
     elif weights_dtype is None and not at_least(version, "0.27") and config.boolean("load_in_8bit", default=False):
         weights_dtype = "fp16"  # transformers 4.57, quantizer_bnb_8bit.py: update_dtype
-    elif weights_dtype is None and _loads_as_published(config, version, task):
+    elif weights_dtype is None and not by_script and _loads_as_published(config, version, task):
         weights_dtype = checkpoint_dtype(config, "dtype", f"TRL {version} loads")
-    elif weights_dtype is None:
+    if weights_dtype is None:
         weights_dtype = "fp32"
         if not engine_casts:
+            loads = "from_pretrained of transformers 4" if by_script else f"TRL {version}"
             config.note(
                 "warning",
                 "dtype",
-                f"is not set: TRL {version} loads fp32 weights, frozen ones too; dtype: bfloat16 halves them",
+                f"is not set: {loads} loads fp32 weights, frozen ones too; dtype: bfloat16 halves them",
             )
     fp16 = config.boolean("fp16", default=False)
     bf16 = config.boolean("bf16", default=at_least(version, "0.19") and not fp16)

@@ -8,6 +8,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames
 from vramplan.frameworks.readers.trainer_arguments import read_dtype
+from vramplan.frameworks.readers.trl_trainers import dtype_of_scripts
 from vramplan.frameworks.settings import ConfigReader
 
 TEACHER = "teacher_model_name_or_path"
@@ -28,7 +29,7 @@ REFUSED = {
 }
 
 
-def distillation_fields(config: ConfigReader) -> dict[str, Any]:
+def distillation_fields(config: ConfigReader, version: str) -> dict[str, Any]:
     """Fields of a job that GKD decides.
 
     Raises:
@@ -53,14 +54,14 @@ def distillation_fields(config: ConfigReader) -> dict[str, Any]:
         "generated_by": generated_by(config),
         "sequence_length": limit,
     }
-    return fields | _teacher_dtype(config)
+    return fields | _teacher_dtype(config, version)
 
 
-def _teacher_dtype(config: ConfigReader) -> dict[str, str]:
+def _teacher_dtype(config: ConfigReader, version: str) -> dict[str, str]:
     """The dtype that the teacher is loaded in, "auto" for the checkpoint's own; none if it is the student's.
 
     TRL's script gkd.py hands both models the same (examples/scripts/gkd.py); GKDTrainer by itself loads a name by
-    ``teacher_model_init_kwargs``, and without them as transformers 5 does.
+    ``teacher_model_init_kwargs``, and without them as transformers does: version 4, before TRL 0.27, in fp32.
     """
     options = config.section("teacher_model_init_kwargs")
     for name in ("quantization_config", "load_in_4bit", "load_in_8bit"):
@@ -72,7 +73,7 @@ def _teacher_dtype(config: ConfigReader) -> dict[str, str]:
         return {TEACHER_DTYPE: read_dtype(options, "dtype", "torch_dtype") or "auto"}
     if config.has(TEACHER_DTYPE):
         return {TEACHER_DTYPE: read_dtype(config, TEACHER_DTYPE) or "auto"}
-    return {TEACHER_DTYPE: "auto"} if config.source.spelling == "python" else {}
+    return {TEACHER_DTYPE: dtype_of_scripts(version)} if config.source.spelling == "python" else {}
 
 
 def divergence(beta: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vramplan.frameworks.parsed_config import KeyNames, at_least
 from vramplan.frameworks.readers.trainer_arguments import read_dtype
-from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
+from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH, dtype_of_scripts
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import own_reference
 
@@ -92,10 +92,9 @@ def _rewards(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict
     (:func:`vramplan.frameworks.readers.python_trl.reward_model`).
     """
     if config.has("reward_model"):
-        return {
-            "reward_model": config.string("reward_model"),
-            "reward_dtype": read_dtype(config, "reward_model_dtype") or "auto",
-        }
+        named = read_dtype(config, "reward_model_dtype") or "auto"
+        dtype = named if config.has("reward_model_dtype") else dtype_of_scripts(version)
+        return {"reward_model": config.string("reward_model"), "reward_dtype": dtype}
     named = [name for name in config.strings("reward_funcs") if "/" in name and config.source.spelling != "python"]
     if named and config.framework == "axolotl":  # a name that no module has (core/trainers/grpo: get_reward_func)
         if len(named) > 1:

@@ -169,7 +169,7 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields: dict[str, Any]
     if task == "gkd":
         fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
-        return fields | trl_gkd.distillation_fields(config)
+        return fields | trl_gkd.distillation_fields(config, version)
     if task == "ppo":
         fields = {"task": task, "loss": loss_of(task, version), "batches": "padded"}
         return fields | trl_ppo.ppo_fields(config, version, job)

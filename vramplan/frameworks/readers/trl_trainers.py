@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vramplan.errors import ConfigError, setting
+from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.inputs.job_values import ROLLOUTS
 
@@ -17,6 +18,8 @@ PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
 TRAINER_KEY = "trainer"
 """The key under which a script's trainer, or ``check --task``, says the task; SFT for none of these."""
+WITHOUT_DTYPE = "without_dtype"
+"""The key that says that a script loads its model by from_pretrained without a dtype."""
 CLASSES: Mapping[str, str] = {
     f"{name}{end}": task
     for name, task in (
@@ -154,3 +157,8 @@ def _named(where: str) -> str | None:
     words = {path.parent.name.lower(), *re.split(r"[^a-z]+", path.stem.lower())}
     found = [task for name, task in {**SCRIPTS, "simpo": "cpo", "rm": "reward"}.items() if name in words]
     return found[0] if len(set(found)) == 1 else None
+
+
+def dtype_of_scripts(version: str) -> str:
+    """What from_pretrained loads without a dtype: fp32 by transformers 4, before TRL 0.27; the checkpoint's by 5."""
+    return "auto" if at_least(version, "0.27") else "fp32"
