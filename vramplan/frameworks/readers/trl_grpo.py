@@ -92,8 +92,8 @@ def _rewards(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict
     (:func:`vramplan.frameworks.readers.python_trl.reward_model`).
     """
     if config.has("reward_model"):
-        named = read_dtype(config, "reward_model_dtype") or "auto"
-        dtype = named if config.has("reward_model_dtype") else dtype_of_scripts(version)
+        own = read_dtype(config, "reward_model_dtype") or "auto"
+        dtype = own if config.has("reward_model_dtype") else dtype_of_scripts(version)
         return {"reward_model": config.string("reward_model"), "reward_dtype": dtype}
     named = [name for name in config.strings("reward_funcs") if "/" in name and config.source.spelling != "python"]
     if named and config.framework == "axolotl":  # a name that no module has (core/trainers/grpo: get_reward_func)
