@@ -55,7 +55,7 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
     more = f"give more than {setting('vllm_share', least)}" if least < 1 else ""
     held = min(job.sequence_length, longest * max(0, requested - weights) // max(1, cache) // BLOCK * BLOCK)
     shorter = f"{setting('vllm_max_length', held)}" if SHORT_TEXT <= held < longest else ""
-    elsewhere = f"use {setting('generate_with', 'vllm_server')}"
+    elsewhere = f"let other GPUs generate: {setting('generate_with', 'vllm_server')}"
     if weights >= requested:
         said = f"No available memory for the cache blocks: its weights take {format_bytes(weights)}"
         ways = [one for one in (more, elsewhere) if one]

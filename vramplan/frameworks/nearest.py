@@ -122,7 +122,9 @@ OF_PREFERENCES = {"ipo": "dpo", "rm": "reward"} | {name: name for name in ("dpo"
 """What frameworks call their preference training -> the task of TRL's own trainer."""
 
 
-def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Mapping[str, Any]) -> UnsupportedError:
+def refuse_task(
+    config: ConfigReader, key: str, value: str, model: str, job: Mapping[str, Any], where: str = ""
+) -> UnsupportedError:
     """The error for preference training by another trainer than TRL's own, whose estimate it names.
 
     Args:
@@ -131,6 +133,7 @@ def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Map
         value: its value.
         model: the model's name.
         job: the fields of the job, read for supervised fine-tuning.
+        where: where it is not read, if it is elsewhere, with a space behind it.
     """
     task = OF_PREFERENCES.get(value)
     if value == "ppo":
@@ -141,4 +144,4 @@ def refuse_task(config: ConfigReader, key: str, value: str, model: str, job: Map
     fields = {name: setting for name, setting in job.items() if name not in ("loss", "batches")} | {"task": task}
     nearest = estimate_command(model, fields)
     nearest += " --loss standard" if task == "dpo" else ""  # whole logits, as in the versions of TRL that they require
-    return config.unsupported(key, f"is not read yet; nearest, TRL's own trainer: {nearest}")
+    return config.unsupported(key, f"{where}is not read yet; nearest, TRL's own trainer: {nearest}")

@@ -40,7 +40,7 @@ def combined_effect(
         (cost_rank(effect.cost) for effect in effects if effect.fits and effect.update), default=len(COSTS) + 1
     )
     possible = [lever for lever in levers if _is_combined(lever, enough)]
-    free = [lever for lever in possible if lever.cost == FREE]
+    free = [lever for lever in possible if lever.cost == FREE and _runs(estimates, lever, pairs[0])]
     costly = [lever for lever in possible if lever.cost != FREE and lever.change in alone]
     for others in _choices(costly, alone, further, enough):
         chosen = (*free, *others)
@@ -85,6 +85,14 @@ def _fits(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> bool
         return estimates.changed(_update(levers)).fits(*pair)
     except VramplanError:  # changes that exclude each other
         return False
+
+
+def _runs(estimates: EstimateCache, lever: Lever, pair: Pair) -> bool:
+    try:
+        estimates.changed(lever.update).too_large(*pair)
+    except VramplanError:  # which the job's trainer does not have
+        return False
+    return True
 
 
 def _without_needless(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair) -> tuple[Lever, ...]:

@@ -157,7 +157,8 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         spec
     ):
         lever("--loss liger", "logits never exist as a whole, nor in fp32", FREE, loss="liger")
-    if not job.expandable_segments and gpu.vendor == "NVIDIA" and gpu.platform == "linux":
+    expands = not job.expandable_segments and job.generate_with != "vllm_sleep"  # which does not run with them
+    if expands and gpu.vendor == "NVIDIA" and gpu.platform == "linux":
         lever(
             EXPANDABLE_SEGMENTS,
             "PyTorch's cached blocks are joined, not kept apart",
@@ -171,12 +172,14 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     if job.attention == "eager":
         lever("--attention sdpa", "scores of all pairs of tokens are never stored", FREE, attention="sdpa")
     if job.dtype == "fp32" and gpu.supports("bf16"):
+        cast = "none" if job.runs_verl else "bf16"  # verl's reader says none, and its actor casts in any case
         lever(
-            "--dtype bf16 --autocast bf16",
+            f"--dtype bf16 --autocast {cast}",
             "half the bytes of weights and states",
             "accuracy",
             dtype="bf16",
-            autocast="bf16",
+            autocast=cast,
+            **({"lora_dtype": "bf16"} if job.runs_verl and job.method != "full" else {}),
         )
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")

@@ -27,6 +27,7 @@ DPO_LOSSES = (
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
 )  # fmt: skip
 """Values of `dpo_loss_type` that differ in numbers for each sample."""
+UNREAD = "under FSDP and ZeRO-3, and before axolotl 0.19,"
 ENGINES = ("ddp", "zero1", "zero2")
 """Strategies under which it does no more than TRL's trainer; under FSDP it changes dtypes after that is made."""
 
@@ -43,7 +44,7 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     if value in GRPO:
         nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"  # as TRL 1.9 computes it
         if not is_read:
-            raise config.unsupported("rl", f"is not read yet; nearest, TRL's own trainer: {nearest}")
+            raise config.unsupported("rl", f"{UNREAD} is not read yet; nearest, TRL's own trainer: {nearest}")
         try:
             return _without_plugins(config, value, job) | grpo_fields(config, TRL, job)
         except UnsupportedError as error:
@@ -54,7 +55,7 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
             "rl", f"is a trainer of axolotl's own, not modelled yet; nearest, TRL's GRPO: {nearest}"
         )
     if task is None or not is_read:
-        raise refuse_task(config, "rl", value, model, job)
+        raise refuse_task(config, "rl", value, model, job, "" if task is None else f"{UNREAD} ")
     for name in ("dpo_use_weighting", "dpo_use_liger_kernel", "rl_adapter_ref_model", "trainer_cls"):
         config.require_off(name)
     for name in config.strings("dpo_loss_type"):

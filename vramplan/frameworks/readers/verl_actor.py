@@ -350,6 +350,7 @@ def _names(config: ConfigReader, batch: dict[str, Any]) -> dict[str, KeyNames]:
     names: dict[str, KeyNames] = {
         "checkpointing": {"full": f"{MODEL}enable_gradient_checkpointing True"},
         "lora_rank": f"{MODEL}lora_rank",
+        "dtype": {"bf16": f"{ACTOR}fsdp_config.model_dtype bfloat16"},
         "vllm_share": f"{ROLLOUT}gpu_memory_utilization",
         "vllm_max_length": f"{ROLLOUT}max_model_len",
         "vllm_tensor_parallel": verl_rl.TENSOR_PARALLEL,
