@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from vramplan.errors import UnsupportedError
 from vramplan.frameworks.detect import from_path
 from vramplan.planner import check
 
@@ -71,3 +72,41 @@ def test_the_quick_start_that_ran_out_of_memory_does_not_fit(tmp_path: Path) -> 
     path = tmp_path / "train.py"
     path.write_text(DPO, encoding="utf-8")
     assert not check.check(path, "a100-80gb", num_gpus=1, framework_version="0.16.0").estimate.fits
+
+
+QUANTIZED = """
+import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig
+from trl import GRPOConfig, GRPOTrainer
+
+four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float16, bnb_4bit_use_double_quant=True)
+args = GRPOConfig(output_dir="out", model_init_kwargs={"dtype": "float16"}, fp16=True, bf16=False)
+GRPOTrainer(
+    "Qwen/Qwen2-7B-Instruct",
+    lambda completions, **_: [0.0] * len(completions),
+    args=args,
+    train_dataset=load_dataset("json", data_files="prompts.jsonl", split="train"),
+    quantization_config=four,
+    peft_config=LoraConfig(r=32, target_modules=["q_proj"]),
+).train()
+"""
+
+
+def test_a_trainer_quantizes_the_model_that_it_loads(tmp_path: Path) -> None:
+    """TRL 1.9 on: the argument goes to from_pretrained (trainer/grpo_trainer.py), as by model_init_kwargs."""
+    job = job_of(tmp_path, QUANTIZED, "1.16.0")
+    by_config = QUANTIZED.replace("    quantization_config=four,\n", "").replace(
+        '"dtype": "float16"', '"dtype": "float16", "quantization_config": four'
+    )
+    assert (job["quantize"], job["double_quant"], job["dtype"]) == ("nf4", True, "fp16")
+    assert job_of(tmp_path, by_config, "1.16.0") == job
+
+
+def test_a_quantization_beside_a_loaded_model_is_refused(tmp_path: Path) -> None:
+    script = QUANTIZED.replace(
+        '    "Qwen/Qwen2-7B-Instruct",', '    AutoModelForCausalLM.from_pretrained("Qwen/Qwen2-7B-Instruct"),'
+    ).replace("import BitsAndBytesConfig", "import AutoModelForCausalLM, BitsAndBytesConfig")
+    with pytest.raises(UnsupportedError, match="has no effect"):
+        job_of(tmp_path, script, "1.16.0")

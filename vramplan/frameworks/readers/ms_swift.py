@@ -76,6 +76,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     """The job of a ``swift sft`` command."""
     version, where = _version(config, framework_version)
     is_grpo = ms_swift_grpo.is_grpo(config)
+    if where == "from its train_type" and config.has("rlhf_type"):
+        config.note(
+            "doubt",
+            "train_type",
+            f"is a key of ms-swift 3.0 to 3.12, of which {version} is counted; swift rlhf before 3.12 is not modelled",
+        )
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))

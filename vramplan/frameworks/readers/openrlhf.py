@@ -62,12 +62,18 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         if not at_least(version, FIRST):
             raise UnsupportedError(f"{where}: OpenRLHF {version}: its loops differ before {FIRST}")
         refuse_unmodelled(config)
+        has_dots = any("." in name for name in config.source.settings)
+        if not has_dots and origin == "newest known" and program != "train_sft":
+            config.note(
+                "doubt",
+                "framework_version",
+                f"flags without dots are also those of OpenRLHF before {FIRST}, whose loops are not modelled",
+            )
         if program == openrlhf_actor.PROGRAM:
             return openrlhf_actor.read(config, f"{version} ({origin})")
         job = _job(config, num_gpus, program)
     except UnsupportedError as error:
         raise UnsupportedError(f"{error.text}; {nearest(config, num_gpus, program)}") from None
-    has_dots = any("." in name for name in config.source.settings)
     model = config.string("model.model_name_or_path", "pretrain") or ""
     parsed = ParsedConfig(PACKAGE, f"{version} ({origin})", model, job, NAMES[has_dots], config.notes)
     parsed.task = {"dpo": "DPO", "reward": "reward model"}.get(job.get("task", ""), "SFT")

@@ -302,7 +302,16 @@ def _quantized(script: Script, run: Run, model: Model | None) -> Settings:
         UnsupportedError: for another quantization.
         ConfigError: if which it is is not known.
     """
-    if model is not None:
+    by_trainer = None if run.trainer is None else run.trainer.call.keywords.get("quantization_config")
+    if by_trainer is not None and by_trainer.value is None:
+        by_trainer = None
+    if by_trainer is not None and model is not None:
+        raise UnsupportedError(
+            f"{by_trainer.place}: quantization_config of a trainer that gets a loaded model has no effect; leave it out"
+        )
+    if by_trainer is not None and run.trainer is not None:
+        owner, key = run.trainer, "quantization_config"
+    elif model is not None:
         owner, key = model.thing, "quantization_config"
         if class_of(owner.call) in python_model.ADAPTED:
             owner = next(part for parts in owner.parts.values() for part in parts if part.call is model.load)

@@ -78,7 +78,6 @@ HARMLESS_OVERRIDES = frozenset(
 REFUSED = {
     "compute_loss_func": "a loss of its own",
     "optimizer_cls_and_kwargs": "an optimizer of its own; name it in optim",
-    "quantization_config": "a quantization",
 }
 """Arguments of the Trainer that change memory and are not modelled."""
 FOLLOWED = ("max_seq_length", "packing", "model_init_kwargs")

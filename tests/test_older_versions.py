@@ -1,0 +1,36 @@
+"""Spellings that several versions of a framework have, of which not all are modelled."""
+
+from __future__ import annotations
+
+import pytest
+
+from vramplan.frameworks.detect import from_words
+from vramplan.planner import check
+
+COMMAND = "swift rlhf --rlhf_type {task} --model Qwen/Qwen2.5-3B-Instruct --dataset d --max_length 2048 {method} lora"
+
+
+def doubts(task: str, method: str, version: str | None = None) -> list[str]:
+    """The keys of which something is not known."""
+    words = COMMAND.format(task=task, method=method).split()
+    return [note.key for note in check.read(from_words(words, None, {}), 1, version).notes if note.kind == "doubt"]
+
+
+@pytest.mark.parametrize("task", ["dpo", "grpo"])
+def test_train_type_may_be_an_older_version(task: str) -> None:
+    """ms-swift's issue 4486 ran out of memory in June 2025, by a version that is not modelled."""
+    assert "train_type" in doubts(task, "--train_type")
+    assert "train_type" not in doubts(task, "--train_type", "3.12.6")
+    assert "tuner_type" not in doubts(task, "--tuner_type")
+
+
+def test_flags_of_openrlhf_may_be_an_older_version() -> None:
+    """OpenRLHF's issues 384 and 887 ran out of memory by versions before 0.7."""
+    line = "deepspeed --module openrlhf.cli.train_dpo --pretrain Qwen/Qwen2.5-7B --dataset d --max_len 2048 --bf16"
+
+    def found(version: str | None) -> list[str]:
+        notes = check.read(from_words(line.split(), None, {}), 8, version).notes
+        return [note.key for note in notes if note.kind == "doubt"]
+
+    assert "framework_version" in found(None)
+    assert "framework_version" not in found("0.9.0")
