@@ -38,11 +38,11 @@ def fewer_negatives(job: Job, micro_batch_size: int, other: int) -> list[str]:
     """
     if job.task != "embedding" or job.embedding_loss not in IN_BATCH or micro_batch_size >= other:
         return []
+    alone = f"{micro_batch_size} samples of a micro-batch are each other's negatives, not {other}"
+    if micro_batch_size == 1:
+        alone = f"1 sample has no others as negatives, which a micro-batch of {other} has"
     kept = "" if job.joins_texts else f"; {IN_BATCH[job.embedding_loss]} keeps them, a mini_batch_size at a time"
-    return [
-        f"{micro_batch_size} samples of a micro-batch are each other's negatives, not {other}: accumulation adds none,"
-        f" and fewer negatives train another model{kept}"
-    ]
+    return [f"{alone}: accumulation adds none, and fewer negatives train another model{kept}"]
 
 
 def batch_guidance(plan: Plan | None) -> list[str]:

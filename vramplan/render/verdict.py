@@ -65,10 +65,10 @@ def doubts(estimate: Estimate) -> list[str]:
     """What could turn a verdict that is close: samples of different lengths, a cache that is given back."""
     if estimate.num_cache_releases and estimate.fits_without_margin:
         return [
-            "Full: PyTorch gives back its cache within a step to go on, which is slow; a larger GPU would show more"
+            "Full: PyTorch frees its cache within a step to go on, which is slow; on a larger GPU more would be in use"
         ]
     if estimate.num_cache_releases:
-        return ["PyTorch gives back its cache within a step to need no more than that, which is slow"]
+        return ["PyTorch frees its cache within a step to need no more than that, which is slow"]
     tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
     job = estimate.job
     if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":

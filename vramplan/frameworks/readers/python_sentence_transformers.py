@@ -301,7 +301,7 @@ def _unknown_loss(call: Call, of_pairs: bool) -> UnsupportedError:
     names = OF_PAIRS if of_pairs else tuple(name for name in LOSS_ARGUMENTS if name not in OF_PAIRS)
     nearest = f"vramplan estimate MODEL --gpu GPU --task {'reranker' if of_pairs else 'embedding'} --method full"
     if call.last in LISTWISE:
-        nearest += " --micro-batch N, which is queries times documents: what all of them keep is there at once"
+        nearest += " --micro-batch N, where N is queries times documents: all of them are on the GPU at once"
     elif call.last == "SoftmaxLoss":
         nearest += ", beside which it has a layer of three vectors' width for each label"
     return UnsupportedError(
