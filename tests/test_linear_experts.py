@@ -20,7 +20,8 @@ from vramplan.analytic.prepare import prepare
 from vramplan.analytic.run_timeline import SimulatedRun
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import VramplanError
-from vramplan.inputs.job import Job, Zero
+from vramplan.inputs.job import Job
+from vramplan.inputs.sharding import Zero
 
 MEASURED = json.loads((Path(__file__).parent / "linear_experts.json").read_text())
 QWEN3 = "Qwen/Qwen3-30B-A3B"

@@ -14,7 +14,7 @@ from tests.trl_runs import GPU
 from vramplan import check, estimate
 from vramplan.errors import VramplanError
 from vramplan.frameworks.detect import from_line
-from vramplan.inputs.job import DEEPSPEED_SIZES
+from vramplan.inputs.sharding import DEEPSPEED_SIZES
 from vramplan.memory.vllm import ASLEEP_BYTES
 from vramplan.planner.read_config import read
 

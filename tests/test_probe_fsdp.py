@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers import card_of, spec_of
 from vramplan.errors import UnsupportedError
-from vramplan.inputs.job import Fsdp, Job
+from vramplan.inputs.job import Job
+from vramplan.inputs.sharding import Fsdp
 from vramplan.measurements.probe import ProbeDevice
 
 torch = pytest.importorskip("torch")

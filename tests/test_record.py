@@ -13,9 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from vramplan.inputs.catalog import all_gpus, find_model, model_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Fsdp, Job, Zero
+from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.record import REQUIRED, Record
+from vramplan.inputs.sharding import Fsdp, Zero
 
 RECORDS = (Job, Zero, Fsdp, Gpu, ModelSpec)
 CANDIDATES: tuple[Any, ...] = (

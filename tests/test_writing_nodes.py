@@ -18,7 +18,12 @@ from vramplan.planner import check, export
 from vramplan.planner.job_defaults import complete_job
 
 QWEN = "Qwen/Qwen2.5-7B"
-TWO = {"num_gpus": 16, "num_nodes": 2, "method": "full"}
+TWO = {
+    "num_gpus": 16,
+    "num_nodes": 2,
+    "method": "full",
+    "attention": "flash",
+}  # of which axolotl keeps embeddings in half precision
 ON_EACH = (
     "run the command on each of the 2 nodes: set NODE_RANK there to the node's number, from 0 to 1, and MASTER_ADDR to"
     " the address of node 0"

@@ -88,7 +88,12 @@ def from_command(
     spelling: Spelling = "flags"
     record = DEFAULT if is_script else find_framework(framework or name or "")
     framework_words = words[1:] if is_script else rest
-    loose, settings = record.split(framework_words)
+    try:
+        loose, settings = record.split(framework_words)
+    except ConfigError:
+        if is_script:  # of a program that says more than its words
+            refuse_unread_budget(words, where)
+        raise
     if record.overrides == "hydra":
         spelling = "pairs"
     if is_script:

@@ -254,6 +254,8 @@ def text_table(most: int) -> Callable[[Config], int | None]:
     return lambda c: c.part("text_config").count("max_position_embeddings", most)
 
 
+T5 = ModelInputs("T5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0})
+PAIR = {"return_loss": True}
 WAV2VEC2 = ModelInputs("Wav2Vec2ForCTC", transcribed, hears=True, fixed={"layerdrop": 0.0})
 MODEL_INPUTS: dict[str, ModelInputs] = {
     "bert": ModelInputs("BertForMaskedLM", masked_text, table),
@@ -272,20 +274,12 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "dinov2": DINOV2,
     "dinov2_with_registers": replace(DINOV2, model_class="Dinov2WithRegistersForImageClassification"),
     "dinov3_vit": replace(DINOV2, model_class="DINOv3ViTModel", processed=None, adds_head=True),
-    "clip": ModelInputs(
-        "CLIPModel", clip_pair, text_table(77), image_config="vision_config", arguments={"return_loss": True}
-    ),
-    "siglip": ModelInputs(
-        "SiglipModel", siglip_pair, text_table(64), image_config="vision_config", arguments={"return_loss": True}
-    ),
-    "t5": ModelInputs(
-        "T5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0}
-    ),
+    "clip": ModelInputs("CLIPModel", clip_pair, text_table(77), image_config="vision_config", arguments=PAIR),
+    "siglip": ModelInputs("SiglipModel", siglip_pair, text_table(64), image_config="vision_config", arguments=PAIR),
+    "t5": T5,
+    "mt5": replace(T5, model_class="MT5ForConditionalGeneration"),
     "wav2vec2": WAV2VEC2,
     "hubert": replace(WAV2VEC2, model_class="HubertForCTC"),
-    "mt5": ModelInputs(
-        "MT5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0}
-    ),
     "bart": ModelInputs("BartForConditionalGeneration", text_to_text, table_of_bart, has_target=True),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
@@ -297,12 +291,8 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
 
 def labelled_text(c: Config, job: Job) -> list[Input]:
     """Text with a label: a class, or a number if there is one label alone."""
-    dtype = "fp32" if num_labels(c, job) == 1 else "int64"
-    inputs = [
-        Input("input_ids", (job.sequence_length,)),
-        Input("labels", (), dtype),
-        *with_mask(job, job.sequence_length),
-    ]
+    label = Input("labels", (), "fp32" if num_labels(c, job) == 1 else "int64")
+    inputs = [Input("input_ids", (job.sequence_length,)), label, *with_mask(job, job.sequence_length)]
     return [one.of_rows(1 + job.negatives) for one in inputs] if job.task == "reranker" else inputs
 
 

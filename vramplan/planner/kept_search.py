@@ -13,12 +13,13 @@ from typing import Any
 
 from vramplan import disk_cache
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.job import Fsdp, Job, Zero, with_batch
+from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.links import Links
 from vramplan.inputs.load import other_models
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record
+from vramplan.inputs.sharding import Fsdp, Zero
 from vramplan.inputs.verl import Critic, Verl
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term

@@ -131,7 +131,7 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     if config.uses_peft_targets and job["method"] != "full":
         job["lora_targets"] = default_targets(spec)
     if not takes_text(spec):
-        job |= complete(spec, {name: job.get(name) for name in DECIDES_LENGTH})
+        job |= complete(spec, {name: job[name] for name in DECIDES_LENGTH if job.get(name) is not None})
     elif "sequence_length" not in job:
         job["sequence_length"] = length = longest_sample(spec)
         name = str(config.names.get("sequence_length", ""))

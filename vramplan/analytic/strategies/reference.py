@@ -17,7 +17,7 @@ from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of
-from vramplan.inputs.job import Zero
+from vramplan.inputs.sharding import Zero
 from vramplan.memory.recorder import Recorder
 
 if TYPE_CHECKING:

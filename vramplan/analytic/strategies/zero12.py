@@ -18,7 +18,7 @@ from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.states_on_host import StatesOnHost
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.dataclass import dataclass
-from vramplan.inputs.job import Zero
+from vramplan.inputs.sharding import Zero
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from vramplan.analytic.strategies.fsdp import GATHER
 from vramplan.analytic.strategies.micro_steps import State
-from vramplan.inputs.job import Zero
+from vramplan.inputs.sharding import Zero
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.step_time.link_rates import Kind

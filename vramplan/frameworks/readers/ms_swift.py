@@ -41,7 +41,8 @@ from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, reentrant_kwargs
 from vramplan.frameworks.writers.zero_fsdp import sharding
-from vramplan.inputs.job import Fsdp, Job, Zero
+from vramplan.inputs.job import Job
+from vramplan.inputs.sharding import Fsdp, Zero
 from vramplan.inputs.task_rules import PREFERENCE
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"

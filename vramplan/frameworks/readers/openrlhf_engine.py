@@ -6,7 +6,7 @@ from typing import Any
 
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import DEEPSPEED_SIZES
+from vramplan.inputs.sharding import DEEPSPEED_SIZES
 
 
 def read_method(config: ConfigReader, dtype: str, stage: int) -> dict[str, Any]:

@@ -43,7 +43,8 @@ from vramplan.frameworks.writers import nodes, python_scripts
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import half_precision, trainer_arguments
 from vramplan.frameworks.writers.zero_fsdp import sharding
-from vramplan.inputs.job import Job, Zero
+from vramplan.inputs.job import Job
+from vramplan.inputs.sharding import Zero
 
 PACKAGE, NEWEST = "transformers", "5.23.0"
 LAST_WITH_EVALUATION_STRATEGY = "4.50.3"
