@@ -229,19 +229,14 @@ def target_length(job: Job) -> int:
 # -- architectures -----------------------------------------------------------------------------------------------------
 
 
-def table(c: Config) -> int | None:
-    """A table of positions from the first to the last."""
-    return c.count("max_position_embeddings", 512)
+def table(c: Config, usual: int = 512) -> int | None:
+    """A table of positions from the first to the last; of BART's two the text that is written has as long a one."""
+    return c.count("max_position_embeddings", usual)
 
 
 def table_behind_padding(c: Config) -> int | None:
     """RoBERTa counts positions from behind the padding token's number."""
     return c.count("max_position_embeddings", 512) - int(c.number("pad_token_id", 1)) - 1
-
-
-def table_of_bart(c: Config) -> int | None:
-    """Positions of the text that is read; those of the text that is written have a table of the same length."""
-    return c.count("max_position_embeddings", 1024)
 
 
 def deberta_table(c: Config) -> int | None:
@@ -280,7 +275,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "mt5": replace(T5, model_class="MT5ForConditionalGeneration"),
     "wav2vec2": WAV2VEC2,
     "hubert": replace(WAV2VEC2, model_class="HubertForCTC"),
-    "bart": ModelInputs("BartForConditionalGeneration", text_to_text, table_of_bart, has_target=True),
+    "bart": ModelInputs("BartForConditionalGeneration", text_to_text, lambda c: table(c, 1024), has_target=True),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""
