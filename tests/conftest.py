@@ -15,6 +15,7 @@ os.environ["VRAMPLAN_NO_CACHE"] = "1"  # every test computes what it compares; t
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-of", type=int, default=1, metavar="N", help="of each test's cases, run every N-th")
+    parser.addoption("--full-every", type=int, default=1, metavar="N", help="of what is marked full, keep every N-th")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,6 +29,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if counts[test] % step:
             item.add_marker(pytest.mark.full)
         counts[test] += 1
+    if (every := config.getoption("full_every")) > 1:
+        full = [item for item in items if item.get_closest_marker("full") is not None]
+        left_out = {item for number, item in enumerate(full) if number % every}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

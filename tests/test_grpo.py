@@ -70,6 +70,7 @@ def test_vllm_takes_its_share_all_the_time() -> None:
     assert held["vllm"] == pytest.approx(asked - held["vllm_weights"], rel=0.001)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["vllm", "vllm_sleep"])
 def test_a_smaller_share_is_proposed(engine: str) -> None:
     """The largest in hundredths with which the job fits, and no smaller one."""

@@ -118,6 +118,7 @@ def test_a_plan_without_a_time_is_listed_without_one(monkeypatch: pytest.MonkeyP
     assert [told(one)[:2] for one in found.front] == [("rtx4090", 1)], "of the lowest price per hour"
 
 
+@pytest.mark.full
 def test_gpus_that_others_surpass_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = ["rtx3060", "rtx3090", "rtx4090", "rtx4080", "l40s", "a40", "t4", "rtx3060-laptop"]
     whole = search(gpus, 4)
@@ -259,6 +260,7 @@ def test_a_larger_gpu_keeps_to_the_links_and_the_price() -> None:
     assert short.larger.gpu.links.link == ("nvlink" if short.larger.gpu.nvlink_bytes_per_second else None)
 
 
+@pytest.mark.full
 def test_time_and_price_of_the_run() -> None:
     one = search(samples=1000, epochs=2).fewest
     assert one is not None

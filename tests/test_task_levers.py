@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from vramplan import check, estimate, suggest
 
 JOB: dict[str, Any] = {
@@ -37,6 +39,7 @@ def test_not_where_as_few_are_generated() -> None:
     assert not any("steps_per_generation" in one.update for one in found.advice)
 
 
+@pytest.mark.full
 def test_smaller_parts_for_vllm(tmp_path: Path) -> None:
     """ms-swift gathers all weights at once for vLLM unless it is told otherwise."""
     path = tmp_path / "train.sh"

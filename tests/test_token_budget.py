@@ -47,6 +47,7 @@ def test_a_full_micro_batch_fits_in_every_shape_and_a_larger_one_does_not(found:
         assert not vramplan.estimate(QWEN, GPU, batches="padded", **given, **shape).fits, shape
 
 
+@pytest.mark.full
 def test_shorter_samples_get_no_smaller_budget() -> None:
     given = {"batches": "padded", "attention": "flash"}
     budgets = [
@@ -163,6 +164,7 @@ def test_the_keys_of_each_project(project: str) -> None:
     assert done.stderr.startswith("vramplan: the budget is for a training step of transformers' Trainer")
 
 
+@pytest.mark.full
 def test_a_configuration_with_packed_rows(found: vramplan.TokenBudgets) -> None:
     asked = ("suggest", QWEN, "--gpu", GPU, "--tokens", "--global-tokens", "30000", "--attention", "flash")
     done = cli(*asked, "--seq-len", "2048", "--for", "axolotl")
