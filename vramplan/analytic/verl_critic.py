@@ -80,7 +80,8 @@ def check_critic(spec: ModelSpec, job: Job) -> None:
     if model.tower is not None:
         raise UnsupportedError(f"the critic {own.name}: models that see are not modelled as one yet; leave it out")
     with names_setting(FIELD, own.name):
-        check_model(own, model, critic_job(job).model_copy(update={"loss": "standard"}))  # of the class, not verl's
+        of_class = {"loss": "standard", "batches": "padded"}  # verl joins rows, and has the loss
+        check_model(own, model, critic_job(job).model_copy(update=of_class))
 
 
 def critic_phases(step: Step) -> CriticPhases:
