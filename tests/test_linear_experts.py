@@ -140,3 +140,8 @@ def test_refused_jobs(name: str, settings: dict[str, Any], message: str) -> None
 def test_stacked_before_too() -> None:
     result = vramplan.estimate("openai/gpt-oss-20b", "h200", experts="linear", lora_targets=("q_proj",))
     assert any("stacks its experts in transformers 4 too" in note for note in result.notes)
+
+
+def test_what_they_were_before_may_not_be_known() -> None:
+    result = vramplan.estimate("Qwen/Qwen3-Next-80B-A3B-Instruct", "h200", experts="linear", lora_targets=("q_proj",))
+    assert any("before transformers 5 is not known" in note for note in result.notes)

@@ -47,6 +47,10 @@ OLDER_UNKNOWN = frozenset(("ernie4_5_moe", "hunyuan_v1_moe", "dots1", "minimax_m
 """Mixtures described as in transformers 5.23 alone: in older versions they are written otherwise, or do not exist."""
 
 
+ALWAYS_STACKED = ("gpt_oss", "qwen3_vl_moe", "llama4")
+"""Mixtures whose experts were one tensor in transformers 4.57 too (modeling_<type>.py)."""
+
+
 def check_older_mixture(spec: ModelSpec, job: Job) -> None:
     """Check that a mixture is described as before transformers 5, if the job asks for that.
 
@@ -68,7 +72,14 @@ def mixture_notes(spec: ModelSpec, job: Job, routers: Collection[str], pattern: 
             " neither of which happens since; assumption: tokens spread evenly over them"
         ]
     if routers and job.experts == "linear":
-        return [f"{spec.model_type} stacks its experts in transformers 4 too; they are simulated as in transformers 5"]
+        if spec.model_type.removesuffix("_text") in ALWAYS_STACKED:
+            return [
+                f"{spec.model_type} stacks its experts in transformers 4 too; they are simulated as in transformers 5"
+            ]
+        return [
+            f"how {spec.model_type} held its experts before transformers 5 is not known: they are simulated as stacked;"
+            " separate layers are quantized and adapted too"
+        ]
     if not routers or job.method == "full":
         return []
     notes = []
