@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests import encoder_cases, matrix
+from tests import encoder_cases
 from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
@@ -21,31 +21,19 @@ EVERY = 7
 
 def check(family: str, jobs: list[Job]) -> list[float]:
     """Every phase's peak, the operations and the parameters counted."""
-    errors = []
-    for job in jobs:
-        found, traced = encoder_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
-        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
-        assert abs(of["tensors"]) <= 2e-3, (job, of)
-        assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
-        assert abs(of["flops"]) <= 1e-3, (job, of)
-        assert found[7:] == traced[7:], "parameters"
-        errors.append(abs(of["allocated"]))
-    return errors
-
-
-def jobs_of(family: str) -> list[Job]:
-    """The jobs that a family was traced with."""
-    return [job for name, job in encoder_cases.cases() if name == family]
+    return [encoder_cases.TABLE.check(family, job, ROWS) for job in jobs]
 
 
 @pytest.mark.parametrize(("number", "family"), list(enumerate(encoder_cases.FAMILIES)))
 def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
-    check(family, jobs_of(family)[number % EVERY :: EVERY])
+    check(family, encoder_cases.TABLE.jobs_of(family)[number % EVERY :: EVERY])
 
 
 @pytest.mark.full
 def test_estimates_agree_with_traces() -> None:
-    errors = [error for family in encoder_cases.FAMILIES for error in check(family, jobs_of(family))]
+    errors = [
+        error for family in encoder_cases.FAMILIES for error in check(family, encoder_cases.TABLE.jobs_of(family))
+    ]
     assert median(errors) <= 1e-3
 
 

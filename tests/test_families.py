@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests import family_cases, matrix
+from tests import family_cases
 from tests.traced_table import name_of
 from vramplan.analytic.generation import generation
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
@@ -22,37 +22,24 @@ EVERY = 5
 
 
 def test_images_agree_with_traces() -> None:
-    check(family_cases.SEEING, jobs_of(family_cases.SEEING))
+    check(family_cases.SEEING, family_cases.TABLE.jobs_of(family_cases.SEEING))
 
 
 def check(family: str, jobs: list[Job]) -> None:
     """Every phase's peak, the operations and the parameters counted."""
-    errors = []
-    for job in jobs:
-        found, traced = family_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
-        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
-        assert abs(of["tensors"]) <= (0.01 if job.images else 1e-3), (job, of)
-        assert all(abs(of[phase]) <= 0.016 for phase in ("allocated", *matrix.PHASES)), (job, of)
-        assert abs(of["flops"]) <= 1e-3, (job, of)
-        assert found[7:] == traced[7:], "parameters"
-        errors.append(abs(of["allocated"]))
+    errors = [family_cases.TABLE.check(family, job, ROWS, 0.01 if job.images else 1e-3, 0.016) for job in jobs]
     assert len(errors) < 5 or median(errors) <= 1e-3
-
-
-def jobs_of(family: str) -> list[Job]:
-    """The jobs that a family was traced with."""
-    return [job for name, job in family_cases.cases() if name == family]
 
 
 @pytest.mark.parametrize(("number", "family"), list(enumerate(FAMILIES)))
 def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
-    check(family, jobs_of(family)[number % EVERY :: EVERY])
+    check(family, family_cases.TABLE.jobs_of(family)[number % EVERY :: EVERY])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_estimates_agree_with_traces(family: str) -> None:
-    check(family, jobs_of(family))
+    check(family, family_cases.TABLE.jobs_of(family))
 
 
 def test_every_case_has_been_traced() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests import matrix, speech_cases
+from tests import speech_cases
 from tests.traced_table import name_of
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
@@ -24,31 +24,18 @@ EVERY = 8
 
 def check(family: str, jobs: list[Job]) -> list[float]:
     """Every phase's peak, the operations and the parameters counted."""
-    errors = []
-    for job in jobs:
-        found, traced = speech_cases.TABLE.analytic(family, job), ROWS[name_of(family, job)]
-        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
-        assert abs(of["tensors"]) <= 2e-3, (job, of)
-        assert all(abs(of[phase]) <= 0.015 for phase in ("allocated", *matrix.PHASES)), (job, of)
-        assert abs(of["flops"]) <= 1e-3, (job, of)
-        assert found[7:] == traced[7:], "parameters"
-        errors.append(abs(of["allocated"]))
-    return errors
-
-
-def jobs_of(family: str) -> list[Job]:
-    """The jobs that a family was traced with."""
-    return [job for name, job in speech_cases.cases() if name == family]
+    return [speech_cases.TABLE.check(family, job, ROWS) for job in jobs]
 
 
 @pytest.mark.parametrize(("number", "family"), list(enumerate(speech_cases.FAMILIES)))
 def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
-    check(family, jobs_of(family)[number % EVERY :: EVERY])
+    check(family, speech_cases.TABLE.jobs_of(family)[number % EVERY :: EVERY])
 
 
 @pytest.mark.full
 def test_estimates_agree_with_traces() -> None:
-    errors = [error for family in speech_cases.FAMILIES for error in check(family, jobs_of(family))]
+    table = speech_cases.TABLE
+    errors = [error for family in speech_cases.FAMILIES for error in check(family, table.jobs_of(family))]
     assert median(errors) <= 1.5e-3
 
 

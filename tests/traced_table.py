@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,25 @@ class TracedTable(NamedTuple):
         """The row that the estimate gives, without the name."""
         estimate = estimator.estimate(self.spec_for(family), job, card_of())
         return matrix.row_of(matrix.Case(family, "", job), estimate)[1:]
+
+    def jobs_of(self, family: str) -> list[Job]:
+        """The jobs that a family was traced with."""
+        return [job for name, job in self.cases() if name == family]
+
+    def check(
+        self, family: str, job: Job, rows: Mapping[str, list[Any]], tensors: float = 2e-3, phase: float = 0.015
+    ) -> float:
+        """Compare every phase's peak, the operations and the parameters with a trace; the allocated peak's error.
+
+        `rows` are the table's; `tensors` and `phase` are the largest errors of the live tensors and of a phase.
+        """
+        found, traced = self.analytic(family, job), rows[name_of(family, job)]
+        of = dict(zip(matrix.COLUMNS[1:], (a / b - 1 for a, b in zip(found, traced, strict=True)), strict=True))
+        assert abs(of["tensors"]) <= tensors, (job, of)
+        assert all(abs(of[name]) <= phase for name in ("allocated", *matrix.PHASES)), (job, of)
+        assert abs(of["flops"]) <= 1e-3, (job, of)
+        assert found[7:] == traced[7:], "parameters"
+        return float(abs(of["allocated"]))
 
     def write(self) -> None:
         """Trace what is missing, and write the table."""

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +110,19 @@ def run(row: dict[str, Any], module: str = "tests.trl_sharing_run") -> dict[str,
     return peaks
 
 
-def main() -> int:
-    """Run what the file lacks."""
+def record_missing(runs: Path, cases: Iterable[dict[str, Any]], module: str = "tests.trl_sharing_run") -> int:
+    """Run what a file of runs lacks, by the program of a module."""
 
     def peaks_of(row: dict[str, Any]) -> dict[str, int] | None:
         try:
-            return run(row)
+            return run(row, module)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(row, error, file=sys.stderr, flush=True)
             return None
 
-    add_missing(RUNS, ({"trl": TRL, **case} for case in cases()), peaks_of)
+    add_missing(runs, cases, peaks_of)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(record_missing(RUNS, ({"trl": TRL, **case} for case in cases())))

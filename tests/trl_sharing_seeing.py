@@ -6,15 +6,13 @@ of bytes in each phase.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.recorded_runs import add_missing, rows_of
+from tests.recorded_runs import rows_of
 from tests.trl_seeing_runs import WHOLE, case
-from tests.trl_sharing import STRATEGIES, run
+from tests.trl_sharing import STRATEGIES, record_missing
 
 RUNS = Path(__file__).parent / "trl_sharing_seeing_runs.jsonl"
 FAMILIES = ("qwen2_5_vl", "llava")
@@ -44,19 +42,5 @@ def recorded() -> list[dict[str, Any]]:
     return rows_of(RUNS)
 
 
-def main() -> int:
-    """Run what the file lacks."""
-
-    def peaks_of(row: dict[str, Any]) -> dict[str, int] | None:
-        try:
-            return run(row, "tests.trl_sharing_seeing_run")
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(row, error, file=sys.stderr, flush=True)
-            return None
-
-    add_missing(RUNS, cases(), peaks_of)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(record_missing(RUNS, cases(), "tests.trl_sharing_seeing_run"))

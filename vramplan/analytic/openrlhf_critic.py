@@ -60,20 +60,13 @@ def critic_of(timeline: Timeline, reserved_bytes: int, offloads: bool) -> Critic
     live = timeline.live_bytes()
     peaks = timeline.phase_peaks(live)
     held = live[-1]
-    moved = [timeline.kinds[kind].num_bytes for kind in _last(timeline) if moves(timeline.kinds[kind])]
+    moved = [
+        timeline.kinds[kind].num_bytes
+        for kind in timeline.live_at(len(timeline.events) - 1)
+        if moves(timeline.kinds[kind])
+    ]
     states = 0 if offloads else sum(moved)
     return Critic(held - states, states, max(0, peaks["scoring"] - held), max(0, reserved_bytes - held))
-
-
-def _last(timeline: Timeline) -> list[int]:
-    """Kinds of the storages that are there at the end."""
-    live: dict[int, None] = {}
-    for event in timeline.events:
-        if event >= 0:
-            live[event] = None
-        else:
-            live.pop(~event, None)
-    return [timeline.kind_of[number] for number in live]
 
 
 def _storage(num_bytes: int, category: str, label: str) -> Storage:

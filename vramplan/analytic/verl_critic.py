@@ -27,6 +27,7 @@ from vramplan.inputs.model_inputs import ModelInputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_inputs import of_verl
 from vramplan.inputs.tasks import class_of
+from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, Timeline
 
@@ -143,12 +144,7 @@ def _of_last_step(timeline: Timeline, step: Step) -> tuple[list[Storage], list[S
     """(Weights, optimizer states, the events of a later step) of the critic's own run."""
     ends = [number for number, mark in enumerate(timeline.marks) if mark.phase == "optimizer"]
     first = timeline.marks[ends[-2] + 1].first_event
-    live: dict[int, None] = {}
-    for event in timeline.events[:first]:
-        if event >= 0:
-            live[event] = None
-        else:
-            live.pop(~event, None)
+    live = passes.live_at(timeline.events, first - 1)
     kinds = [_named(kind) for kind in timeline.kinds]
     workspace = f"critic's {cublas_workspace(step.card).label}"  # the actor's too
     stays = [kinds[timeline.kind_of[number]] for number in live]

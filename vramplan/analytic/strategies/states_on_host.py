@@ -7,6 +7,7 @@ gradients; the weights in half precision stay.
 
 from __future__ import annotations
 
+from vramplan.memory import passes
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 
@@ -27,12 +28,7 @@ class StatesOnHost:
         if self.kinds:
             return
         record = self.record
-        live: dict[int, None] = {}
-        for event in record.events:
-            if event >= 0:
-                live[event] = None
-            else:
-                live.pop(~event, None)
+        live = passes.live_at(record.events, len(record.events) - 1)
         moved = [number for number in live if moves(record.kinds[record.kind_of[number]])]
         self.kinds = [record.kinds[record.kind_of[number]] for number in moved]
         record.free_all(moved)
