@@ -12,13 +12,15 @@ from tests.test_swift_tasks import OF_SWIFT
 from tests.test_trl import GPU, name_of
 from vramplan import check, estimate
 from vramplan.errors import VramplanError
+from vramplan.inputs.tasks import RERANKERS
 
 COMMAND = (
     "{}swift sft --model {} --torch_dtype bfloat16 --dataset data.jsonl --max_length 256"
     " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 {} {}\n"
 )
 LORA = "--tuner_type lora"
-OF_TYPES = [row for row in OF_SWIFT if row["job"]["task"] in ("sequence_classification", "embedding", "reranker")]
+ONE_ROW = "--padding_free true --attn_impl flash_attn"
+OF_TYPES = [row for row in OF_SWIFT if row["job"]["task"] in ("sequence_classification", "embedding", *RERANKERS)]
 
 
 def command(folder: Path, types: str, more: str = LORA, model: str = "Qwen/Qwen3-0.6B", before: str = "") -> Path:
@@ -34,7 +36,7 @@ def test_peaks_agree_with_swifts_own_trainers(row: dict[str, Any]) -> None:
 
 @pytest.mark.full
 def test_all_runs_agree() -> None:
-    assert len(OF_TYPES) >= 25
+    assert len(OF_TYPES) >= 40
     assert max(max(errors_of(row, GPU).values()) for row in OF_TYPES) <= 0.0001
 
 
@@ -54,6 +56,12 @@ INFONCE = {"task": "embedding", "embedding_loss": "multiple_negatives", "joins_t
         ),
         ("--task_type seq_cls --num_labels 1 --problem_type regression", {"num_labels": 1}),
         ("--task_type causal_lm", {"task": None}),
+        ("--task_type generative_reranker", {"task": "generative_reranker", "negatives": 7, "modules_to_save": None}),
+        (
+            f"--task_type embedding --loss_type infonce {ONE_ROW}",
+            {**INFONCE, "batches": "packed", "attention": "flash"},
+        ),
+        (f"--task_type generative_reranker {ONE_ROW}", {"batches": "packed"}),
     ],
 )
 def test_types(tmp_path: Path, types: str, expected: dict[str, Any]) -> None:
@@ -77,13 +85,26 @@ def test_the_data_says_how_many_texts_a_sample_has(tmp_path: Path) -> None:
     [
         ("--task_type embedding", LORA, "Qwen/Qwen3-0.6B", "stops without loss_type: one of infonce"),
         ("--task_type seq_cls", LORA, "Qwen/Qwen3-0.6B", "stops without num_labels"),
-        ("--task_type generative_reranker", LORA, "Qwen/Qwen3-0.6B", "--task reranker"),
+        (
+            "--task_type generative_reranker",
+            "--train_type lora",
+            "Qwen/Qwen3-0.6B",
+            "before 4.0, .*--task generative_reranker",
+        ),
+        ("--task_type generative_reranker", LORA, "BAAI/bge-m3", "generative rerankers"),
         ("--task_type decision", LORA, "Qwen/Qwen3-0.6B", "modelled: seq_cls, embedding, reranker"),
         ("--task_type embedding --loss_type other", LORA, "Qwen/Qwen3-0.6B", "other of embeddings is not modelled"),
         ("--task_type reranker --loss_type infonce", LORA, "Qwen/Qwen3-0.6B", "infonce of a reranker"),
         ("--task_type embedding --loss_type infonce", "--sft_type lora", "Qwen/Qwen3-0.6B", "before 3.12"),
         ("--task_type embedding --loss_type infonce", f"{LORA} --mrl_dims 64", "Qwen/Qwen3-0.6B", "mrl_dims"),
-        ("--task_type embedding --loss_type infonce", f"{LORA} --padding_free true", "Qwen/Qwen3-0.6B", "padding_free"),
+        (
+            "--task_type embedding --loss_type infonce",
+            f"{LORA} --padding_free true",
+            "Qwen/Qwen3-0.6B",
+            "attn_impl flash",
+        ),
+        ("--task_type reranker", f"{LORA} {ONE_ROW} --packing true", "Qwen/Qwen3-0.6B", "packing"),
+        ("--task_type seq_cls --num_labels 2", f"--sft_type lora {ONE_ROW}", "Qwen/Qwen3-0.6B", "before 3.12"),
         ("--task_type embedding --loss_type infonce", LORA, "BAAI/bge-m3", "sentence-transformers trains"),
         ("--task_type embedding --loss_type infonce", LORA, "Alibaba-NLP/gte-Qwen2-1.5B-instruct", "Sentence"),
         ("--loss_type infonce", LORA, "Qwen/Qwen3-0.6B", "loss_type: infonce is not modelled"),

@@ -76,6 +76,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('joins_texts', True)}: {spec.model_type} is no causal language model of text alone, of which"
             " ms-swift trains embeddings; sentence-transformers trains them"
         )
+    if job.task == "generative_reranker" and (architecture.decoder is None or model.tower is not None):
+        raise UnsupportedError(
+            f"{setting('task', job.task)}: {spec.model_type} is no causal language model of text alone, of which"
+            " generative rerankers are modelled"
+        )
     both_ways = architecture.decoder is not None and architecture.decoder.both_ways(config)
     if both_ways and (job.task != "embedding" or job.joins_texts):
         raise UnsupportedError(

@@ -126,9 +126,9 @@ JOB_FLAGS = {
     "task": _choice(
         "task",
         METHOD,
-        "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker; by"
-        " TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd, ppo with --value-model; by LLaMA-Factory: ppo"
-        " without it (the next token, or as the model's class).",
+        "What is trained: sequence_classification, token_classification, image_classification, embedding, reranker;"
+        " by ms-swift: generative_reranker; by TRL: reward, dpo, kto, orpo, cpo, simpo, grpo, rloo, gkd, ppo with"
+        " --value-model; by LLaMA-Factory: ppo without it (the next token, or as the model's class).",
     ),
     "teacher": Flag(str, METHOD, "gkd: the model to learn from, on the same GPUs.", complete=completion.model_names),
     "divergence": _choice("divergence", METHOD, "gkd: jsd, forward_kl (TRL's beta 0), reverse_kl (beta 1) (jsd)."),

@@ -6,6 +6,7 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import Pooling
 from vramplan.inputs.model_spec import Config
+from vramplan.inputs.tasks import RERANKERS
 
 SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims", "pooling")
 """Fields of a job that only embeddings have."""
@@ -48,7 +49,7 @@ def check_embedding(job: Job, width: int) -> None:
         UnsupportedError: for a combination that is not modelled.
     """
     if job.task != "embedding":
-        for name in (*SETTINGS, *(() if job.task == "reranker" else ("negatives",))):
+        for name in (*SETTINGS, *(() if job.task in RERANKERS else ("negatives",))):
             if getattr(job, name) != Job.model_fields[name].default:
                 raise ConfigError(f"{setting(name)} has no meaning without {setting('task', 'embedding')}")
         return

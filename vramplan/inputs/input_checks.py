@@ -9,7 +9,7 @@ from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.model_inputs import MODEL_INPUTS, inputs_of
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.tasks import check_task
+from vramplan.inputs.tasks import check_task, joins_texts_of_swift
 
 
 def name_differs(name: str, model_class: str) -> bool:
@@ -35,7 +35,7 @@ def check_inputs(spec: ModelSpec, job: Job) -> None:
             raise UnsupportedError(
                 f"{spec.name}: {name} is not supported; {spec.model_type} models are trained as {samples.model_class}"
             )
-    if job.joins_samples:
+    if job.joins_samples and (spec.model_type in MODEL_INPUTS or not joins_texts_of_swift(job)):
         raise ConfigError(
             f"{setting('batches', job.batches)}: only causal language models take several samples in one row, not"
             f" {spec.name}"

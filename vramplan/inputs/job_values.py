@@ -39,8 +39,8 @@ Loss = Literal[
     "kept_log_probs",
 ]
 Task = Literal[
-    "sequence_classification", "token_classification", "image_classification", "embedding", "reranker", "reward", "dpo",
-    "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd", "ppo",
+    "sequence_classification", "token_classification", "image_classification", "embedding", "reranker",
+    "generative_reranker", "reward", "dpo", "kto", "orpo", "cpo", "simpo", "grpo", "rloo", "gkd", "ppo",
 ]  # fmt: skip
 """What is trained for, if that is not what transformers trains such a model for."""
 ROLLOUTS: tuple[Task, ...] = ("grpo", "rloo")

@@ -19,7 +19,7 @@ from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import Task
 from vramplan.inputs.model_spec import Config, ModelSpec
-from vramplan.inputs.tasks import CLASS_NAMES, IMAGES, OTHER_TASKS, class_of, head_of, num_labels
+from vramplan.inputs.tasks import CLASS_NAMES, IMAGES, OTHER_TASKS, RERANKERS, class_of, head_of, num_labels
 
 
 class Input(NamedTuple):
@@ -287,8 +287,11 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
 def labelled_text(c: Config, job: Job) -> list[Input]:
     """Text with a label: a class, or a number if there is one label alone."""
     label = Input("labels", (), "fp32" if num_labels(c, job) == 1 else "int64")
-    inputs = [Input("input_ids", (job.sequence_length,)), label, *with_mask(job, job.sequence_length)]
-    return [one.of_rows(1 + job.negatives) for one in inputs] if job.task == "reranker" else inputs
+    places = (
+        [Input("position_ids", (job.sequence_length,))] if job.joins_samples else with_mask(job, job.sequence_length)
+    )
+    inputs = [Input("input_ids", (job.sequence_length,)), label, *places]
+    return [one.of_rows(1 + job.negatives) for one in inputs] if job.task in RERANKERS else inputs
 
 
 def classed_sound(c: Config, job: Job) -> list[Input]:
@@ -311,7 +314,8 @@ def texts_to_compare(c: Config, job: Job) -> list[Input]:
     """Texts of one length, each with its mask; pairs have a score under some losses."""
     length = job.sequence_length
     if job.joins_texts:
-        rows = [Input(name, (length,)).of_rows(len(columns(job))) for name in ("input_ids", "attention_mask")]
+        names = "input_ids", "position_ids" if job.joins_samples else "attention_mask"
+        rows = [Input(name, (length,)).of_rows(len(columns(job))) for name in names]
         return [*rows, Input("labels", (), "fp32").of_rows(1 + job.negatives)]
     inputs = [Input(f"{one}_{name}", (length,)) for one in columns(job) for name in ("input_ids", "attention_mask")]
     if job.embedding_loss == "margin_mse" and job.negatives > 1:
@@ -324,6 +328,7 @@ TASK_INPUTS: dict[Task, Callable[[Config, Job], list[Input]]] = {
     "token_classification": masked_text,
     "image_classification": classed_image,
     "reranker": labelled_text,
+    "generative_reranker": labelled_text,
     "embedding": texts_to_compare,
 }
 """By task."""

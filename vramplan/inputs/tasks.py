@@ -26,7 +26,9 @@ class ClassNames(NamedTuple):
     """The module that makes the labels' logits, which PEFT trains in full (peft_model.py: classifier_module_names)."""
     causal: str = ""
     """The causal language model's class, if it is not `prefix` and ForCausalLM."""
-    tasks: tuple[Task, ...] = ("sequence_classification", "token_classification", "embedding", "reranker", "reward")
+    tasks: tuple[Task, ...] = (
+        "sequence_classification", "token_classification", "embedding", "reranker", "generative_reranker", "reward",
+    )  # fmt: skip
     """Tasks whose classes it has."""
 
 
@@ -82,10 +84,13 @@ CLASSES: dict[Task, str] = {
     "image_classification": "ForImageClassification",
     "reward": "ForSequenceClassification",
     "reranker": "ForSequenceClassification",
+    "generative_reranker": "ForCausalLM",
     "embedding": "Model",
 }
 """What a task's class is called behind the architecture's prefix."""
-SCORES: tuple[Task, ...] = ("reward", "reranker")
+RERANKERS: tuple[Task, ...] = ("reranker", "generative_reranker")
+"""Tasks whose sample is a query with several texts."""
+SCORES: tuple[Task, ...] = ("reward", *RERANKERS)
 """Tasks with one label, a number."""
 LABELLED: tuple[Task, ...] = ("sequence_classification", "token_classification", "reranker", *IMAGES)
 """Tasks of transformers' and sentence-transformers' trainers with a head for labels."""
@@ -125,6 +130,11 @@ def num_labels(c: Config, job: Job) -> int:
     if job.task in SCORES:
         return 1
     return c.count("num_labels", len(c.get("id2label") or ()) or 2)
+
+
+def joins_texts_of_swift(job: Job) -> bool:
+    """Whether ms-swift puts all texts of a micro-batch into one row, of a task that is not the next token's."""
+    return job.joins_samples and (job.joins_texts or job.task in ("sequence_classification", *RERANKERS))
 
 
 def check_task(job: Job) -> None:

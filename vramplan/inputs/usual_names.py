@@ -179,7 +179,6 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             ("task", name): "not modelled yet; nearest, each choice as a row, is {task=sequence_classification}"
             for name in ("multiple_choice", "swag")
         },
-        ("task", "generative_reranker"): "not modelled yet; nearest is {task=reranker}",
         ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
         **{

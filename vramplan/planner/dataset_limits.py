@@ -17,6 +17,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job_values import MAX_COUNT, ROLLOUTS
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_rules import TRL_TASKS
+from vramplan.inputs.tasks import RERANKERS
 from vramplan.planner.job_defaults import complete_job
 from vramplan.planner.monotone_search import bisect_largest
 from vramplan.progress import Progress
@@ -193,7 +194,7 @@ def _negatives(lengths: Lengths, config: ParsedConfig, job: dict[str, Any]) -> d
     if lengths.texts < 2:
         raise ConfigError(f"{lengths.path}: one text in each sample; {setting('task', job['task'])} compares two")
     found = lengths.texts - 2
-    return {"negatives": min(found, job["negatives"]) if job["task"] == "reranker" else found}
+    return {"negatives": min(found, job["negatives"]) if job["task"] in RERANKERS else found}
 
 
 def add_length_limits(

@@ -21,7 +21,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_gpu, load_model
 from vramplan.inputs.model_inputs import MODEL_INPUTS
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.tasks import head_of
+from vramplan.inputs.tasks import RERANKERS, head_of
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner import check
 from vramplan.planner.estimate import estimate
@@ -100,7 +100,7 @@ def _written(framework: str, spec: ModelSpec, job: Job, requested: Job) -> tuple
     text, package = write(framework, name, job), reader.name
     config = check.read(_as_written(text, reader, job, spec), job.num_gpus)
     data = {name: getattr(job, name) for name in DATA_FIELDS if name in job.model_fields_set}
-    if job.task in ("embedding", "reranker"):
+    if job.task in ("embedding", *RERANKERS):
         data["negatives"] = job.negatives
     if config.completion_length is not None:
         data["sequence_length"] = job.sequence_length

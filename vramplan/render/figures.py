@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vramplan.inputs.embedding import columns
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, PAIRS, TRL_TASKS
+from vramplan.inputs.tasks import RERANKERS
 from vramplan.units import GiB
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ def time_of_step(estimate: Estimate) -> str:
 
 def texts_of_sample(job: Job) -> int:
     """Texts in each sample: an anchor, its match and others of an embedding, both answers of a pair."""
-    if job.task == "reranker":
+    if job.task in RERANKERS:
         return 1 + job.negatives
     return len(columns(job)) if job.task == "embedding" else 2 if job.task in PAIRS else 1
 

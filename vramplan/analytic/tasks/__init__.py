@@ -26,6 +26,7 @@ FORWARDS: dict[Task, str] = {
     "sequence_classification": "sequence_classification",
     "token_classification": "token_classification",
     "reranker": "sequence_classification",
+    "generative_reranker": "generative_reranker",
 }
 """The file of each task that is one forward."""
 LOSSES: dict[Task, str] = {

@@ -14,6 +14,7 @@ from vramplan.analytic.layers import losses
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import contrastive
+from vramplan.analytic.tasks.separate_texts import separate_texts
 from vramplan.inputs.job import Job
 
 
@@ -38,6 +39,8 @@ def _vectors(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tenso
     rows, _, width = states.shape
     if not architecture.is_tied(c):  # without a gradient, the optimizer makes no states for it
         net.parameter("lm_head.weight", architecture.shape(c).vocabulary, width, frozen=True)
+    if setting.job.joins_samples:
+        states = separate_texts(states, batch.inputs["input_ids"].shape[0])
     last = ops.gathered(states, (rows, width), "states of the last tokens")
     return contrastive.normalised(last)
 

@@ -16,6 +16,7 @@ from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import ParsedConfig, num_started_processes
 from vramplan.frameworks.settings import ConfigReader, ConfigSource
 from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.tasks import RERANKERS
 
 DEGREES = {
     "tensor_model_parallel_size": "tensor parallelism",
@@ -37,10 +38,10 @@ SWITCHES = {
 TASKS = {
     "dpo": "dpo", "kto": "kto", "rm": "reward", "grpo": "grpo", "gkd": "gkd",
     "seq_cls": "sequence_classification", "embedding": "embedding", "reranker": "reranker",
-    "generative_reranker": "reranker",
+    "generative_reranker": "generative_reranker",
 }  # fmt: skip
 """Values of rlhf_type and task_type -> the task of the nearest estimate."""
-WITHOUT_ZERO3 = ("gkd", "embedding", "reranker")
+WITHOUT_ZERO3 = ("gkd", "embedding", *RERANKERS)
 """Tasks that are not modelled under ZeRO-3; neither are others with images, or with adapters beside a reference."""
 
 

@@ -44,6 +44,7 @@ from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Job
 from vramplan.inputs.sharding import Fsdp, Zero
 from vramplan.inputs.task_rules import PREFERENCE
+from vramplan.inputs.tasks import joins_texts_of_swift
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 METHOD_KEYS = ("tuner_type", "train_type", "sft_type")
@@ -54,7 +55,7 @@ EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
 TITLES = {
     "sequence_classification": "sequence classification", "reward": "reward model", "embedding": "embedding",
-    "reranker": "reranker",
+    "reranker": "reranker", "generative_reranker": "generative reranker",
 }  # fmt: skip
 """What a task is called, where that is not its name in capitals."""
 RLHF = (*PREFERENCE, "grpo")
@@ -384,7 +385,7 @@ def write(model: str, job: Job) -> ConfigText:
         pairs |= {"quant_method": "bnb", "quant_bits": 8} | reentrant_kwargs(job)
     pairs |= liger_pairs(job)
     if job.batches == "packed":
-        pairs["packing"] = True
+        pairs["padding_free" if joins_texts_of_swift(job) else "packing"] = True
     variables = nodes.variables(job)
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}

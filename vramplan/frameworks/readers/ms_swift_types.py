@@ -7,16 +7,23 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers.ms_swift_tasks import refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.embedding import SCORED
 from vramplan.inputs.job import Job
+from vramplan.inputs.tasks import RERANKERS
 
 SINCE = "3.12"
 """The first version whose embeddings and rerankers were read."""
-TASKS = {"seq_cls": "sequence_classification", "embedding": "embedding", "reranker": "reranker"}
+TASKS = {
+    "seq_cls": "sequence_classification",
+    "embedding": "embedding",
+    "reranker": "reranker",
+    "generative_reranker": "generative_reranker",
+}
 """Values of task_type -> the job's task."""
+TWO_WORDS_SINCE = "4.0"
+"""The first version whose generative reranker multiplies two rows of the head's weight, not all of them."""
 EMBEDDING_LOSSES = {
     "infonce": "multiple_negatives",
     "cosine_similarity": "cosine_similarity",
@@ -48,19 +55,28 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         ConfigError: for what ms-swift itself refuses.
     """
     value = config.lowercase("task_type", default="causal_lm")
-    if value == "generative_reranker":
-        nearest = estimate_command(model, _plain(job) | {"task": "reranker"})
-        raise config.unsupported("task_type", f"is not modelled yet; nearest, a reranker with a new head: {nearest}")
+    if value == "generative_reranker" and not at_least(version, TWO_WORDS_SINCE):
+        nearest = estimate_command(model, _plain(job) | {"task": value})
+        raise config.unsupported(
+            "task_type",
+            f"of versions before {TWO_WORDS_SINCE}, with all words' logits, is not modelled yet; nearest, as of"
+            f" {TWO_WORDS_SINCE}, which needs less: {nearest}",
+        )
     if value not in TASKS:
         raise config.unsupported("task_type", f"is not modelled yet; modelled: {', '.join(TASKS)}")
     if value != "seq_cls" and not at_least(version, SINCE):
         raise config.unsupported("task_type", f"of versions before {SINCE} is not modelled yet")
     for name in ("use_liger_kernel", "use_liger"):
         config.require_off(name, why=f"with task_type {value} is not modelled yet; leave it out")
-    refuse_rows(config, f"task_type {value}")
+    joins = config.boolean("padding_free", default=False)
+    if joins and not at_least(version, SINCE):
+        raise config.unsupported("padding_free", f"with task_type {value} before {SINCE} is not modelled yet")
+    config.require_off("packing", why=f"with task_type {value} is not modelled yet; padding_free: true is")
     config.read_keys |= {"loss_type", "problem_type"}
-    fields: dict[str, Any] = {"task": TASKS[value], "batches": "padded", "loss": "standard"}
-    return fields | {"seq_cls": _classifier, "embedding": _embedding, "reranker": _reranker}[value](config)
+    fields: dict[str, Any] = {"task": TASKS[value], "loss": "standard"}
+    fields["batches"] = "packed" if joins else "padded"
+    read = {"seq_cls": _classifier, "embedding": _embedding}.get(value, _reranker)
+    return fields | read(config)
 
 
 def _plain(job: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +154,6 @@ def type_pairs(job: Job) -> Pairs:
     pairs: Pairs = {"task_type": types[job.task]}
     if job.task == "sequence_classification":
         return pairs | {"num_labels": job.num_labels or 2}
-    if job.task == "reranker":
+    if job.task in RERANKERS:
         return pairs | {"loss_type": "pointwise_reranker" if job.negatives == 0 else "listwise_reranker"}
     return pairs | {"loss_type": next(name for name, loss in EMBEDDING_LOSSES.items() if loss == job.embedding_loss)}

@@ -10,7 +10,7 @@ from vramplan.inputs.dataset.compared import labelled_text, query_with_longest, 
 from vramplan.inputs.dataset.schemas import Sample, sample
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import PAIRS
-from vramplan.inputs.tasks import LABELLED
+from vramplan.inputs.tasks import LABELLED, RERANKERS
 
 
 class RowReader(NamedTuple):
@@ -38,7 +38,7 @@ READER_BY_TASK: dict[str | None, RowReader] = {
     **dict.fromkeys(PAIRS, RowReader(pair_of)),
     "kto": RowReader(pair_or_sample),
     "embedding": RowReader(texts_of),
-    "reranker": RowReader(texts_of, query_with_longest),
+    **dict.fromkeys(RERANKERS, RowReader(texts_of, query_with_longest)),
     **dict.fromkeys((*ROLLOUTS, "ppo"), RowReader(prompt_of, are_prompts=True)),
 }
 """Tasks whose rows are not samples as a whole."""

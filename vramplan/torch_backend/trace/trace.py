@@ -15,6 +15,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe, trained_as
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_rules import TRL_TASKS
+from vramplan.inputs.tasks import joins_texts_of_swift
 from vramplan.inputs.validation import check_job
 from vramplan.memory.estimate import Estimate, SimulatedStep
 from vramplan.memory.overheads import ddp_buckets, ddp_first_buckets
@@ -90,7 +91,7 @@ def run(
             f"{setting('quantize', job.quantize)}: quantized layers are not traced;"
             f" {setting('by', 'analytic')} supports them"
         )
-    if job.task in TRL_TASKS:
+    if job.task in (*TRL_TASKS, "generative_reranker") or job.joins_texts or joins_texts_of_swift(job):
         raise UnsupportedError(f"{setting('task', job.task)} is not traced; {setting('by', 'analytic')} supports it")
     if job.mixer_kernels != "torch":
         raise UnsupportedError(
