@@ -132,7 +132,7 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
 def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
     """How each stack of layers is folded.
 
-    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the one
+    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the first
     that the language model takes on.
     """
     tower, whole, stacks = model.tower, model.whole, model.stacks()
@@ -141,7 +141,7 @@ def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
     text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
     kinds = stacks[TOWER_STACK]
     deep = None if tower.across else [number for number, kind in enumerate(kinds) if tower.between and kind]
-    return text, fold(kinds, TOWER_STACK, tail=max(1, -tower.chosen(whole)), alone=deep)
+    return text, fold(kinds, TOWER_STACK, tail=max([1, *(-index for index in tower.chosen(whole))]), alone=deep)
 
 
 def tail_of(kinds: Sequence[Hashable]) -> int:

@@ -20,7 +20,6 @@ NEAREST: dict[str, tuple[str, str]] = {
     "got_ocr2": (IMAGES, "Qwen/Qwen2-0.5B"),
     "florence2": (IMAGES, "google-t5/t5-base"),
     "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
-    "aya_vision": (IMAGES, "CohereLabs/c4ai-command-r7b-12-2024"),
     "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
     "csm": ("its decoder of codebooks and its codec are not modelled", "meta-llama/Llama-3.2-1B"),
     "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),

@@ -26,7 +26,7 @@ TOWER_STACK = 1
 def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
     """``get_image_features(pixel_values)``: one row for each image token of the batch, and the tower's own outputs.
 
-    These are its last state and the chosen one (transformers 5.23, utils/output_capturing.py: select_hidden_states).
+    These are its last state and the chosen ones (transformers 5.23, utils/output_capturing.py: select_hidden_states).
     """
     net, job, vision, kinds = forward.net, forward.job, forward.vision, forward.stacks[TOWER_STACK]
     assert vision is not None
@@ -57,13 +57,13 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     if tower.place is not None:
         x = tower.place(net, c, context, x)
     x = given_a_gradient(x, needs_grad and hooked == "placed")
-    chosen, index = None, tower.chosen(whole)
+    indices, states = tower.chosen(whole), {}
     if tower.holds_first:
         net.tower_locals.append(x)
     for number, kind in enumerate(kinds):
         net.enter_layer(forward.phase, TOWER + number, x)
-        if index and number == len(kinds) + index + 1:
-            chosen = x
+        if number - len(kinds) - 1 in indices:
+            states[number - len(kinds) - 1] = x
 
         def layer(x: Tensor, own: TowerContext = layer_context(context, kind, job)) -> Tensor:
             return tower.layer(net, c, x, own)
@@ -74,10 +74,19 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     if kinds:  # a tower may be one module
         del layer
     tape.enter(forward.phase, None)
-    if index == -1:
-        chosen = x
+    if -1 in indices:
+        states[-1] = x
     x = tower.finish(net, c, context, x)
     net.tower_locals.clear()
-    if chosen is None:
+    if not indices:
         return tower.project(last, whole, vision.image, x), [x]
-    return tower.project(last, whole, vision.image, chosen), [x, chosen]
+    chosen = [states[index] for index in indices]
+    return tower.project(last, whole, vision.image, side_by_side(chosen)), [x, *chosen]
+
+
+def side_by_side(states: list[Tensor]) -> Tensor:
+    """``torch.cat(states, dim=-1)``; a single state as it is."""
+    if len(states) == 1:
+        return states[0]
+    states[0].tape.module = "multi_modal_projector"
+    return ops.join_rows(states, (*states[0].shape[:-1], sum(state.shape[-1] for state in states)))

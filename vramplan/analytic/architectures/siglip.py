@@ -79,12 +79,12 @@ def texts(forward: ForwardPass, c: Config) -> tuple[Tensor, Tensor]:
     return hidden, net.linear("text_model.head", last, size, True)
 
 
-def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
+def pooled(net: Modules, c: Config, x: Tensor, name: str = "vision_model.head") -> Tensor:
     """SiglipMultiheadAttentionPoolingHead: one learned query attends to all patches; norm, feed-forward, add."""
-    name, (samples, _, width) = "vision_model.head", x.shape
+    samples, _, width = x.shape
     net.tape.module = name
     probe = ops.repeat(net.parameter(f"{name}.probe", 1, 1, width), (samples, 1, width))
-    x = asked(net, c, probe, x)
+    x = asked(net, c, probe, x, name)
     residual = x
     x = net.layer_norm(f"{name}.layernorm", x)
     inner, act = c.count("intermediate_size"), c.text("hidden_act", ACT)
@@ -92,13 +92,13 @@ def pooled(net: Modules, c: Config, x: Tensor) -> Tensor:
     return ops.rows(x, 1).view(samples, width)
 
 
-def asked(net: Modules, c: Config, query: Tensor, x: Tensor) -> Tensor:
+def asked(net: Modules, c: Config, query: Tensor, x: Tensor, head: str) -> Tensor:
     """``nn.MultiheadAttention(query, x, x)``, batch first and its weights returned: no fused kernel.
 
     (torch/nn/functional.py: multi_head_attention_forward, _in_projection_packed.) It takes the last layer's weight
     itself, so that an adapter on that is never called.
     """
-    name, heads = "vision_model.head.attention", c.count("num_attention_heads")
+    name, heads = f"{head}.attention", c.count("num_attention_heads")
     samples, length, width = x.shape
     net.tape.module = name
     weights = ops.split_first(net.parameter(f"{name}.in_proj_weight", 3 * width, width), (width, 2 * width))

@@ -48,8 +48,9 @@ class VisionTower:
     """Whether the processor marks image tokens for the model."""
     finish: Callable[[Modules, Config, TowerContext, Tensor], Tensor] = lambda net, c, context, x: x
     """The rest of the tower, after its layers."""
-    chosen: Callable[[Config], int] = lambda whole: 0
-    """The tower's state that the language model takes: 0 its output, -1 its last layer's, -2 the layer before ..."""
+    chosen: Callable[[Config], tuple[int, ...]] = lambda whole: ()
+    """The tower's states that the language model takes, side by side: -1 its last layer's, -2 the layer before ...; its
+    output if there are none."""
     fills_cache: bool = True
     """Whether the language model decides on its own cache of keys and values, which only the outer configuration
     switches off."""

@@ -35,6 +35,7 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     ),
     "llava_next": ImageProcessor(fixed_tiles.llava_next, *NEXT),
     "llava_onevision": ImageProcessor(fixed_tiles.llava_onevision, *NEXT, video=videos.llava_onevision),
+    "aya_vision": ImageProcessor(fixed_tiles.aya_vision, *LLAVA),
     "gemma3": ImageProcessor(fixed_tiles.gemma3, *LLAVA, "token_type_ids"),
     "paligemma": ImageProcessor(fixed_tiles.paligemma, *LLAVA, "token_type_ids"),
     "mistral3": ImageProcessor(native_resolution.pixtral, *LLAVA),

@@ -76,6 +76,14 @@ def internvl(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage
     return ProcessedImage(tiles * shrunk * shrunk, 2, tiles, across, across, (pixels,), description)
 
 
+def aya_vision(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
+    """Aya Vision: InternVL's canvas of tiles; a name in front of each, the marks of an image's start and end."""
+    refuse(limits, "aya_vision", "min_pixels", "max_pixels")
+    tiled = internvl(c, p, size, limits)
+    per_tile = (tiled.rows // c.count("downsample_factor", 2)) ** 2
+    return replace(tiled, tokens=tiled.tiles * per_tile, extra_tokens=tiled.tiles + 2)
+
+
 def llava(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """LLaVA 1.5: the central square of the image, at the tower's size.
 

@@ -14,7 +14,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
     "TOWERS",
     {
         "vit": "internvl llava llava_next",
-        "siglip": "idefics3 smolvlm paligemma gemma3 llava_onevision",
+        "siglip": "idefics3 smolvlm paligemma gemma3 llava_onevision aya_vision llava_next/siglip_vision_model",
         "pixtral": "llava/pixtral mistral3",
         "qwen": "qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen2_vl qwen2_5_vl",
         "omni": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",

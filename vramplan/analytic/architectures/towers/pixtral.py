@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layer, llava_project, patch_tokens
+from vramplan.analytic.architectures.towers.vit import all_alike, chosen_layers, llava_project, patch_tokens
 from vramplan.analytic.architectures.vision_tower import TowerContext, VisionTower, joined
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -88,9 +88,16 @@ def merged(net: Modules, x: Tensor, patches: tuple[int, ...], merge: int) -> Ten
 
 TOWERS = {
     "llava/pixtral": VisionTower(
-        embed, layer, llava_project, all_alike, place=place, chosen=chosen_layer, holds_cast=False
+        embed, layer, llava_project, all_alike, place=place, chosen=chosen_layers, holds_cast=False
     ),
     "mistral3": VisionTower(
-        embed, layer, mistral3_project, all_alike, place=place, chosen=chosen_layer, fills_cache=False, holds_cast=False
+        embed,
+        layer,
+        mistral3_project,
+        all_alike,
+        place=place,
+        chosen=chosen_layers,
+        fills_cache=False,
+        holds_cast=False,
     ),
 }

@@ -1,13 +1,14 @@
-"""SigLIP's tower under Gemma 3, PaliGemma, LLaVA-OneVision, Idefics 3 and SmolVLM (transformers 5.23)."""
+"""SigLIP's tower under Gemma 3, PaliGemma, LLaVA, Aya Vision, Idefics 3 and SmolVLM (transformers 5.23)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from vramplan.analytic.architectures.siglip import pooled
 from vramplan.analytic.architectures.towers.vit import (
     all_alike,
     anyres_project,
-    chosen_layer,
+    chosen_layers,
     clip_layer,
     patch_tokens,
     table_of,
@@ -16,7 +17,6 @@ from vramplan.analytic.architectures.vision_tower import NO_TEXT_TOWER, TowerCon
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.modules import Modules
-from vramplan.errors import UnsupportedError
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
@@ -25,8 +25,6 @@ NAME = "vision_tower"
 
 def embed(net: Modules, c: Config, image: ProcessedImage, pixels: Tensor) -> Tensor:
     """One token for each patch of each tile."""
-    if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
-        raise UnsupportedError("vision_use_head: SigLIP's pooling head is not supported")
     pixels = ops.to(pixels, net.training.dtype, "pixels in the model's dtype")
     return patch_tokens(net, f"{NAME}.embeddings.patch_embedding", pixels, c, image, bias=True)
 
@@ -42,8 +40,11 @@ def layer(net: Modules, c: Config, x: Tensor, context: TowerContext) -> Tensor:
 
 
 def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
-    """The last norm."""
-    return net.layer_norm(f"{NAME}.post_layernorm", x)
+    """The last norm, and a head that pools what nobody asks for."""
+    x = net.layer_norm(f"{NAME}.post_layernorm", x)
+    if c.flag("vision_use_head", True) and c.text("model_type", "") == "siglip_vision_model":
+        pooled(net, c, x, f"{NAME}.head")
+    return x
 
 
 def paligemma_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
@@ -113,11 +114,46 @@ GEMMAS = VisionTower(
     masks_text=lambda whole, sliding: True,
     wrapped=NO_TEXT_TOWER.format("Siglip"),
 )
+
+
+def aya_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
+    """Squares of patches made one token, a norm, one layer whose halves gate each other, one more."""
+    name, (tiles, patches, width) = "multi_modal_projector", x.shape
+    net.tape.module = "pixel shuffle"
+    squares, wide = whole.count("downsample_factor", 2) ** 2, whole.part("text_config").count("hidden_size")
+    x = ops.copy(ops.copy(x, "shuffled patches"), "shuffled patches")
+    x = net.layer_norm(f"{name}.layernorm", x.view(tiles, patches // squares, width * squares))
+    x = net.linear(f"{name}.linear_1", x, whole.count("alignment_intermediate_size", wide), True)
+    half = x.shape[-1] // 2
+    first, gate = ops.split(x, half, half)
+    x = ops.mul(ops.silu(gate), first, "gated")
+    del first, gate
+    return net.linear(f"{name}.linear_2", x, wide, True)
+
+
 TOWERS = {
     "idefics3": IDEFICS,
     "smolvlm": IDEFICS,
     "paligemma": replace(GEMMAS, project=paligemma_project),
     "gemma3": GEMMAS,
+    "aya_vision": replace(
+        GEMMAS,
+        project=aya_project,
+        chosen=lambda whole: chosen_layers(whole, -1),
+        masks_text=lambda whole, sliding: False,
+    ),
+    "llava_next/siglip_vision_model": VisionTower(
+        embed,
+        layer,
+        anyres_project,
+        all_alike,
+        place=place,
+        finish=finish,
+        chosen=chosen_layers,
+        fills_cache=False,
+        holds_cast=False,
+        wrapped=NO_TEXT_TOWER.format("Siglip"),
+    ),
     "llava_onevision": VisionTower(
         embed,
         layer,
@@ -125,7 +161,7 @@ TOWERS = {
         all_alike,
         place=place,
         finish=finish,
-        chosen=chosen_layer,
+        chosen=chosen_layers,
         fills_cache=False,
         holds_cast=False,
         tower_type="siglip_vision_model",

@@ -11,7 +11,7 @@ from vramplan.analytic.layers.attention import Softcap, attend
 from vramplan.analytic.layers.context import Context
 from vramplan.analytic.layers.mlp import activation, plain_mlp
 from vramplan.analytic.layers.modules import Modules
-from vramplan.errors import UnsupportedError
+from vramplan.errors import SpecError
 from vramplan.inputs.images import ProcessedImage
 from vramplan.inputs.model_spec import Config
 
@@ -183,16 +183,14 @@ def clip_finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Te
     return x
 
 
-def chosen_layer(whole: Config) -> int:
-    """vision_feature_layer, counted from the end.
-
-    Raises:
-        UnsupportedError: for several layers.
-    """
-    layer = whole.get("vision_feature_layer", -2)
-    if not isinstance(layer, int):
-        raise UnsupportedError(f"vision_feature_layer = {layer}: features of several layers are not described")
-    return layer if layer < 0 else layer - whole.part("vision_config").count("num_hidden_layers") - 1
+def chosen_layers(whole: Config, usual: int = -2) -> tuple[int, ...]:
+    """vision_feature_layer, a number or a list of them, counted from the end."""
+    layers = whole.get("vision_feature_layer", usual)
+    states = whole.part("vision_config").count("num_hidden_layers") + 1
+    layers = [layers] if isinstance(layers, int) else layers
+    if not isinstance(layers, list) or not all(isinstance(one, int) and -states <= one < states for one in layers):
+        raise SpecError(f"vision_feature_layer = {layers!r}: expected layers of the tower, {-states} to {states - 1}")
+    return tuple(layer if layer < 0 else layer - states for layer in layers)
 
 
 def two_layers(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
@@ -263,7 +261,7 @@ TOWERS = {
         all_alike,
         place=clip_place,
         finish=clip_finish,
-        chosen=chosen_layer,
+        chosen=chosen_layers,
         holds_cast=False,
         tower_type="clip_vision_model",
         wrapped=NO_TEXT_TOWER.format("CLIP"),
@@ -275,7 +273,7 @@ TOWERS = {
         all_alike,
         place=clip_place,
         finish=clip_finish,
-        chosen=chosen_layer,
+        chosen=chosen_layers,
         fills_cache=False,
         holds_cast=False,
         tower_type="clip_vision_model",
