@@ -40,6 +40,18 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"task": "reward", **FULL}, {"center_rewards_coefficient": 0.01}),
 )
 """A job on Llama, and ms-swift's settings."""
+ROW: dict[str, Any] = {"batches": "packed", "attention": "flash"}
+"""padding_free."""
+IN_ONE_ROW: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"task": "dpo", "micro_batch_size": 1, "prompt_length": 100}, {}),
+    ({"task": "dpo", "micro_batch_size": 5, "gradient_accumulation_steps": 4}, {}),
+    ({"task": "dpo", "checkpointing": "none", "autocast": "none"}, {}),
+    ({"task": "dpo", "prompt_length": 64}, {"rpo_alpha": 1.0}),
+    ({"task": "dpo"}, {"ld_alpha": 0.5}),
+    ({"task": "kto", "micro_batch_size": 3, "gradient_accumulation_steps": 2, "prompt_length": 64}, {}),
+    ({"task": "kto", **FULL}, {}),
+)
+"""The same on Llama."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -54,6 +66,11 @@ def cases() -> Iterator[dict[str, Any]]:
             yield case(model, config, {**own, **job})
     for job, options in OF_LLAMA:
         yield case("llama-3.2-1b", {LAYERS: 6}, job, **options)
+    for model, config, _ in FAMILIES[1:3]:
+        for job in ({"task": "dpo"}, {"task": "dpo", **FULL}, {"task": "kto"}):
+            yield case(model, config, {**ROW, **job})
+    for job, options in IN_ONE_ROW:
+        yield case("llama-3.2-1b", {LAYERS: 6}, {**ROW, **job}, **options)
     yield case("llama-3.1-8b", {}, {"task": "dpo", "sequence_length": 2048})
 
 

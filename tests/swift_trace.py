@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -59,7 +60,7 @@ class Swift(Setup):
         return getattr(trainers, f"{kind}Trainer")(
             model=model,
             args=arguments,
-            template=_template(words, "seq_cls" if task == "reward" else "causal_lm"),
+            template=_template(words, "seq_cls" if task == "reward" else "causal_lm", self.job.batches == "packed"),
             train_dataset=Dataset.from_list([{"input_ids": [3]}]),
             **given,
         )
@@ -67,19 +68,23 @@ class Swift(Setup):
     def batch(self) -> dict[str, Any]:
         samples, length = self.job.micro_batch_size, self.job.sequence_length
         names = ("input_ids", "attention_mask", "labels")
+        if self.job.batches == "packed":  # padding_free: Template.packing_row
+            names, samples, length = ("input_ids", "labels", "position_ids"), 1, samples * length
         if self.job.task == "reward":
             return {name: ones(2 * samples, length) for name in names[:2]}
+        if self.job.task == "dpo" and self.job.batches == "packed":
+            return {name: ones(1, 2 * length) for name in names}
         if self.job.task != "kto":
             return {name: ones(2 * samples, length) for name in names}
         made = {f"{kl}completion_{name}": ones(samples, length) for kl in ("", "KL_") for name in names}
-        return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
+        return {**made, "label": torch.zeros(self.job.micro_batch_size, dtype=torch.bool)}
 
 
-def _template(words: Any, task_type: str) -> Any:
+def _template(words: Any, task_type: str, padding_free: bool = False) -> Any:
     """What the trainers ask of a template."""
     return SimpleNamespace(
         is_encoder_decoder=False,
-        padding_free=False,
+        padding_free=padding_free,
         padding_side="right",
         packing=False,
         task_type=task_type,
@@ -109,8 +114,23 @@ class SwiftRun(TrlRun):
 
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
-        with _called_by_swift():
+        with _called_by_swift(), self._in_one_row():
             return super().go()
+
+    def _in_one_row(self) -> AbstractContextManager[Any]:
+        """Inside, masks of a row select the tokens of all its answers, and those of its beginnings a token of each."""
+        if self.job.batches != "packed":
+            return nullcontext()
+        answers = self.job.micro_batch_size * (2 if self.job.task == "dpo" else 1)
+        own = self.fakes.answer_tokens
+        self.fakes.answer_tokens = answers * own
+
+        def selected(shape: Sequence[int], answer_tokens: int) -> int:
+            if trl_trace._called_by("swift/utils/transformers_utils.py"):  # get_packed_seq_params
+                return answers
+            return min(answer_tokens, prod(shape))
+
+        return patch.object(trl_trace, "num_scored", selected)
 
 
 @contextmanager

@@ -61,6 +61,62 @@ def test_a_teacher(tmp_path: Path, more: str) -> None:
     assert (job.divergence, job.generated_by, job.lora_dropout, job.batches) == ("reverse_kl", "none", 0.0, "padded")
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "length"),
+    [
+        ("dpo", "--padding_free true", 512),
+        ("kto", "--padding_free true", 512),
+        ("dpo", "--packing true", 512),  # a pack of one pair, longer than the pack
+        ("dpo", "--packing true --packing_length 4096", 2048),  # half of the pack
+        ("kto", "--packing true", 512),
+    ],
+)
+def test_answers_in_one_row(tmp_path: Path, kind: str, more: str, length: int) -> None:
+    job = job_of_command(tmp_path, kind, f"--tuner_type lora --attn_impl flash_attn {more}")
+    assert (job.batches, job.sequence_length, job.loss) == ("packed", length, "logits_to_keep")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("dpo", "", "3.0 to 3.4 holds logits of prompts"),
+        ("kto", "", "3.0 to 3.8 holds logits of prompts"),
+        ("orpo", "", ""),
+        ("grpo", "--gradient_accumulation_steps 8 --max_completion_length 64", ""),
+    ],
+)
+def test_what_versions_before_3_12_do(tmp_path: Path, kind: str, more: str, said: str) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(COMMAND.format(kind, f"--train_type lora {more}"))
+    notes = check(path, gpu="4090").reading.notes
+    assert not [note for note in notes if note.kind == "doubt"]
+    texts = [note.text for note in notes if note.key == "train_type"]
+    assert said in texts[0] if said else texts == []
+
+
+def test_versions_that_compute_the_same_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(COMMAND.format("dpo", "--train_type lora"))
+    peaks = {check(path, gpu="4090", framework_version=version).need_bytes for version in ("3.5.3", "3.12.6", "4.0.0")}
+    assert len(peaks) == 1
+    with pytest.raises(VramplanError, match="nearest"):
+        check(path, gpu="4090", framework_version="3.4.1")
+
+
+def test_an_advised_quantization_needs_as_much_as_the_applied_one(tmp_path: Path) -> None:
+    """It leaves the tower as it is, and adapters in fp32."""
+    path, model = tmp_path / "train.sh", "Qwen/Qwen2.5-VL-7B-Instruct"
+    words = (
+        f"swift rlhf --rlhf_type dpo --model {model} --tuner_type lora --torch_dtype bfloat16 --max_length 1536 {{}}\n"
+    )
+    path.write_text(words.format(""))
+    advised = next(one for one in check(path, gpu="4090").advice if dict(one.update) == {"quantize": "nf4"})
+    path.write_text(words.format(" ".join(advised.settings)))
+    verdict = check(path, gpu="4090")
+    assert verdict.need_bytes == advised.device_total_bytes
+    assert (verdict.estimate.job.quantize_vision, verdict.estimate.job.lora_dtype) == (False, "fp32")
+
+
 def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
     assert job_of_command(tmp_path, "dpo", "--tuner_type full").loads_reference
 
@@ -83,7 +139,8 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
         ("gkd", "--tuner_type lora --teacher_model Qwen/Qwen2.5-7B --lmbda 0", "vocab_size 152064"),
         ("dpo", "--tuner_type lora --ref_adapters a", "ref_adapters"),
         ("dpo", "--tuner_type lora --precompute_ref_log_probs true", "precompute_ref_log_probs"),
-        ("dpo", "--tuner_type lora --padding_free true --attn_impl flash_attn", "padding_free"),
+        ("orpo", "--tuner_type lora --padding_free true --attn_impl flash_attn", "stops at it with rlhf_type orpo"),
+        ("kto", "--tuner_type lora --packing true --packing_length 2048 --attn_impl flash_attn", "packing_length=512"),
         ("dpo", "--tuner_type lora --loss_type other", "loss_type"),
         ("kto", "--tuner_type lora --loss_type apo_zero_unpaired", "loss_type"),
         ("dpo", "--tuner_type full --ref_model other", "ref_model"),

@@ -191,11 +191,11 @@ def _not_compared(job: Job) -> list[str]:
             " what goes to vLLM, and a reward model follow their sources"
         ]
     if job.task in ROLLOUTS and job.num_gpus > 1 and (job.loss != "chunked" or job.quantize != "none"):
-        package = OF_FRAMEWORKS.get(job.loss, "TRL")
+        package = OF_FRAMEWORKS.get(job.loss, "its trainer" if job.loss == "standard" else "TRL")
         what = " of quantized models" if job.loss == "chunked" else ""
         return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
     if job.task == "gkd" and job.num_gpus > 1:
-        return ["GKD on several GPUs was not compared with runs of TRL"]
+        return [f"GKD on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
     if job.value_model is not None and job.num_gpus > 1:
         return ["PPO of TRL on several GPUs was not compared with runs"]
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):
@@ -211,7 +211,10 @@ def _not_compared(job: Job) -> list[str]:
         return []
     notes = []
     if job.loss != "chunked":
-        notes.append("DPO and KTO by all logits under ZeRO-3 and FSDP 2 were not compared with runs of TRL")
+        package = OF_FRAMEWORKS.get(job.loss, "TRL")
+        notes.append(
+            f"{job.task.upper()} by whole logits under ZeRO-3 and FSDP 2 was not compared with runs of {package}"
+        )
     if job.strategy == "zero3" and job.method != "full" and job.checkpointing == "none":
         notes.append("DPO and KTO with adapters under ZeRO-3 without checkpointing: 1.6 % above a run of TRL")
     return notes

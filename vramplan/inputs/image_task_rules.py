@@ -68,6 +68,11 @@ IMAGE_TASK_RULES = (
         "{task} {loss} with {videos} was not compared with a run of ms-swift; use {images=1}",
     ),
     Rule(
+        lambda job: sees(job) and job.joins_samples,
+        UNSUPPORTED,
+        "{batches} with {task} and {images} was not compared with a run of its trainer; use {batches=padded}",
+    ),
+    Rule(
         lambda job: sees(job) and job.reference == "precomputed",
         IMPOSSIBLE,
         "{reference} with {images}: TRL's trainers stop at both; use {reference=model} or adapters_off",

@@ -82,10 +82,15 @@ def of_verl(job: Job) -> list[Input]:
     return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]
 
 
+def _names(job: Job) -> tuple[str, ...]:
+    """Of the tensors of a text; answers that share a row are told apart by their position ids."""
+    return ("input_ids", "position_ids" if job.joins_samples else "attention_mask", "completion_mask")
+
+
 def _pair(job: Job) -> list[Input]:
     """Two rows: all chosen answers come before all rejected ones."""
     rows = (2, job.sequence_length)
-    inputs = [Input(name, rows, stacked=False) for name in ("input_ids", "attention_mask", "completion_mask")]
+    inputs = [Input(name, rows, stacked=False) for name in _names(job)]
     if job.reference == "precomputed":
         inputs += [Input(f"ref_{answer}_logps", (), "fp32") for answer in ("chosen", "rejected")]
     return inputs
@@ -114,8 +119,7 @@ def _texts(job: Job) -> list[Input]:
 
 def _kto(job: Job) -> list[Input]:
     """An answer, and one of another prompt for the KL term."""
-    names = ("input_ids", "attention_mask", "completion_mask")
-    inputs = [Input(f"{kl}{name}", (job.sequence_length,)) for kl in ("", "KL_") for name in names]
+    inputs = [Input(f"{kl}{name}", (job.sequence_length,)) for kl in ("", "KL_") for name in _names(job)]
     if job.reference == "precomputed":
         inputs += [Input(name, (), "fp32") for name in ("ref_logps", "ref_KL_logps")]
     return [*inputs, Input("label", (), "bool")]

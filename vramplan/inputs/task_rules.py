@@ -64,6 +64,9 @@ def drops_nothing(job: Job) -> bool:
     return (job.task in (*PREFERENCE, "gkd") and job.loss not in WITH_DROPOUT) or job.value_model is not None
 
 
+JOINING: tuple[Loss, ...] = ("kept_log_probs", "logits_to_keep", *CONCATENATED)
+"""Those of preference trainers that put several answers into one row (padding_free)."""
+
 NO_REWARD = frozenset(
     {
         *("apertus", "cohere", "cohere2", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "gemma3n_text"),
@@ -101,9 +104,14 @@ TASK_RULES = (
         "{prompt_length}: a prompt has at least one token",
     ),
     Rule(
-        lambda job: is_preference(job) and job.joins_samples and job.loss not in ("kept_log_probs", *CONCATENATED),
+        lambda job: is_preference(job) and job.joins_samples and job.loss not in JOINING,
         UNSUPPORTED,
         "{batches} with {task}: TRL packs no pairs (padding_free is switched off since 0.29); use {batches=padded}",
+    ),
+    Rule(
+        lambda job: job.loss == "logits_to_keep" and job.joins_samples and job.attention != "flash",
+        IMPOSSIBLE,
+        "{attention} with {batches}: ms-swift stops at padding_free without FlashAttention; use {attention=flash}",
     ),
     Rule(
         lambda job: job.adds_cross_entropy and job.loss not in CONCATENATED,

@@ -7,6 +7,8 @@ logits, or log-probabilities of half-precision ones.
 
 from __future__ import annotations
 
+from math import prod
+
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, of_other_prompts
@@ -51,7 +53,10 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     `after` is the phase of what follows the model's own forward.
     """
     tape, kept = net.tape, scored_tokens(setting.job) + 1
-    rows = batch.inputs["input_ids"].shape[0]
+    rows, length = batch.inputs["input_ids"].shape
+    if setting.job.joins_samples:  # a mask selects the tokens of all answers of the row, and the last
+        batch = batch._replace(inputs={name: _in_one_row(one) for name, one in batch.inputs.items()})
+        rows, kept = 1, rows * (kept - 1) + 1
     logits = logits_of(net, setting, phase, batch, kept)
     tape.enter(after, None)
     tape.module = "loss"
@@ -64,3 +69,8 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     net.features.clear()
     del logits, rolled, scored, labels, per_token  # with the function's locals
     return sums, means
+
+
+def _in_one_row(texts: Tensor) -> Tensor:
+    """What ``Template.packing_row`` joins; labels of samples, which are none, stay as they are."""
+    return texts.view(1, prod(texts.shape)) if len(texts.shape) > 1 else texts

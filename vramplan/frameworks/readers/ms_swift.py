@@ -44,7 +44,6 @@ from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Job
 from vramplan.inputs.sharding import Fsdp, Zero
 from vramplan.inputs.task_rules import PREFERENCE
-from vramplan.inputs.tasks import joins_texts_of_swift
 
 PACKAGE, NEWEST = "ms-swift", "4.6.0"
 METHOD_KEYS = ("tuner_type", "train_type", "sft_type")
@@ -78,12 +77,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     """The job of a ``swift sft`` command."""
     version, where = _version(config, framework_version)
     is_grpo = ms_swift_grpo.is_grpo(config)
-    if where == "from its train_type" and config.has("rlhf_type"):
-        config.note(
-            "doubt",
-            "train_type",
-            f"is a key of ms-swift 3.0 to 3.12, of which {version} is counted; swift rlhf before 3.12 is not modelled",
-        )
+    if where == "from its train_type":
+        ms_swift_tasks.note_older_versions(config, version)
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
@@ -239,18 +234,20 @@ def _dtypes(config: ConfigReader, method: str) -> dict[str, str]:
 def _quantized(config: ConfigReader, needs_method: bool, job: dict[str, Any]) -> dict[str, Any]:
     """Bitsandbytes in four or eight bits; vision tower and projector are not quantized (quant_args.py).
 
-    Since version 3 nothing is quantized unless quant_method is set.
+    Since version 3 nothing is quantized unless quant_method is set. `quantize_vision` is set in any case: changes that
+    are proposed quantize too.
     """
+    plain = {"quantize_vision": False}
     bits = config.integer("quant_bits", "quantization_bit", default=0, least=0)
     if bits and needs_method and not config.has("quant_method"):
         config.note("warning", "quant_bits", "has no effect without quant_method: nothing is quantized")
-        return {}
+        return plain
     if not bits:
-        return {}
+        return plain
     if config.lowercase("quant_method", default="bnb") != "bnb":
         raise config.unsupported("quant_method")
     if bits == 8:
-        return {"quantize": "int8", "quantize_vision": False}
+        return plain | {"quantize": "int8"}
     if bits != 4:
         raise config.unsupported("quant_bits" if config.has("quant_bits") else "quantization_bit")
     # _init_bnb computes in fp32 over fp16 weights
@@ -262,9 +259,7 @@ def _quantized(config: ConfigReader, needs_method: bool, job: dict[str, Any]) ->
             "bnb_4bit_compute_dtype",
             f"is taken as {compute_dtype}; computing so over {stored_dtype} is not modelled yet",
         )
-    return {"quantize": "nf4", "double_quant": double_quant, "quantize_vision": False} | quant_storage_field(
-        config, job
-    )
+    return plain | {"quantize": "nf4", "double_quant": double_quant} | quant_storage_field(config, job)
 
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
@@ -276,7 +271,7 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
         raise config.unsupported("target_modules" if config.has("target_modules") else "lora_target_modules")
     if targets and targets != ["DEFAULT"]:
         job["lora_targets"] = tuple(targets)
-    return job
+    return job | {"lora_dtype": "fp32"}  # PEFT's own: trainers of ms-swift skip TRL's __init__, which casts them
 
 
 def _extra_adapter_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
@@ -385,7 +380,7 @@ def write(model: str, job: Job) -> ConfigText:
         pairs |= {"quant_method": "bnb", "quant_bits": 8} | reentrant_kwargs(job)
     pairs |= liger_pairs(job)
     if job.batches == "packed":
-        pairs["padding_free" if joins_texts_of_swift(job) else "packing"] = True
+        pairs["packing" if job.task is None else "padding_free"] = True
     variables = nodes.variables(job)
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
@@ -13,8 +14,14 @@ from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
 
-SINCE = "3.12"
-"""The first version whose trainers were read."""
+SINCE = {"kto": "3.9"}
+"""The first version whose trainer has the same large tensors, by the task; of the others:"""
+SINCE_OTHERS = "3.5"
+OLDER = {
+    "dpo": "DPO of 3.0 to 3.4 holds logits of prompts too and needs more",
+    "kto": "KTO of 3.0 to 3.8 holds logits of prompts too and needs more",
+}
+"""What versions before them do otherwise."""
 TASKS = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "cpo": "cpo", "simpo": "simpo", "rm": "reward"}
 """Values of rlhf_type -> the job's task."""
 OWN_LOGITS = ("dpo", "kto")
@@ -56,14 +63,15 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         raise ms_swift_gkd.earlier(config, model, job)
     if value == "gkd":
         return ms_swift_gkd.task_fields(config, model, job)
-    if task is None or not at_least(version, SINCE):
+    if task is None or not at_least(version, SINCE.get(task, SINCE_OTHERS)):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
         raise config.unsupported("fsdp", f"with rlhf_type {value} is not modelled yet; nearest: deepspeed zero3")
     for name in NOT_MODELLED:
         without = setting("set", f"{name}=")
         config.require_off(name, why=f"with rlhf_type {value} is not modelled yet; the rest is read with {without}")
-    refuse_rows(config, f"rlhf_type {value}", stops=value not in TAKE_ROWS)
+    if value not in TAKE_ROWS:
+        refuse_rows(config, f"rlhf_type {value}", stops=True)
     if config.number("router_aux_loss_coef", default=0.0):
         raise config.unsupported("router_aux_loss_coef", f"with rlhf_type {value} is not modelled yet")
     if not config.boolean("disable_dropout", default=True):
@@ -71,16 +79,65 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     _check_losses(config, task)
     config.read_keys |= {*NUMBERS, "loss_type", "disable_dropout", "max_completion_length"}
     fields: dict[str, Any] = {"task": task, "loss": "logits_to_keep" if task in OWN_LOGITS else "standard"}
-    fields["batches"] = "padded"
+    fields |= _rows(config, job) if value in TAKE_ROWS else {"batches": "padded"}
     if task == "simpo" and config.number("cpo_alpha", default=1.0):
         fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
-        if "quantize" not in job:
-            fields["lora_dtype"] = "fp32"  # PEFT's own, whatever TRL does under ZeRO-3 (pipelines/train/tuner.py)
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
     return fields
+
+
+def note_older_versions(config: ConfigReader, version: str) -> None:
+    """Say of ``swift rlhf`` with `train_type`, a key of 3.0 to 3.12, which of them need as much as the one counted.
+
+    Read in 3.2, 3.4, 3.5, 3.8, 3.9, 3.10, 3.12 and 4.0 (rlhf_trainer/): but for what OLDER says the large tensors are
+    the same.
+    """
+    value = config.lowercase("rlhf_type", default="")
+    if value in OLDER:
+        of = f"{SINCE.get(value, SINCE_OTHERS)} on, of which {version} is counted"
+        config.note("warning", "train_type", f"is taken for ms-swift {of}; {OLDER[value]}")
+    elif value == "grpo" and config.boolean("use_vllm", default=False):
+        config.note(
+            "doubt",
+            "train_type",
+            f"is a key of ms-swift 3.0 to 3.12, of which {version} is counted; how weights go to vLLM in the others was"
+            " not read",
+        )
+
+
+def _rows(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of a micro-batch, each of a pair or an answer, or all as one (template/base.py: packing_row).
+
+    A pack holds at most packing_length tokens of whole pairs, or one pair alone (dataset/packing.py).
+
+    Raises:
+        UnsupportedError: for packs of answers for KTO, whose share of the tokens the data decides.
+    """
+    if all(config.is_off(name) for name in ROWS):
+        return {"batches": "padded"}
+    if config.is_off("packing"):
+        return {"batches": "packed"}
+    longest = config.integer("max_length", default=0, least=0) if config.has("max_length") else None
+    pack = job.get("sequence_length")
+    if longest is None:
+        raise config.unsupported(
+            "packing", "without max_length is not modelled: a pair alone may be longer than a pack"
+        )
+    if config.lowercase("rlhf_type", default="dpo") == "kto" and (pack or longest) > longest:
+        raise config.unsupported(
+            "packing_length",
+            "above max_length with rlhf_type kto is not modelled: the data decides how much of a pack is scored; set"
+            f" packing_length={longest}",
+        )
+    config.note(
+        "warning",
+        "packing",
+        f"a pack has a pair of two answers of max_length, {2 * longest:,} tokens, or packing_length of shorter ones",
+    )
+    return {"batches": "packed", "sequence_length": max(longest, ceil((pack or longest) / 2))}
 
 
 def refuse_rows(config: ConfigReader, what: str, stops: bool = False) -> None:
