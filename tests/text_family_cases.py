@@ -16,33 +16,40 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
 ERNIE = {**SMALL, "num_hidden_layers": 6, "use_bias": False}
+MT5 = {
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "vocab_size": VOCABULARY,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_heads": 6,
+    "num_layers": 5,
+    "num_decoder_layers": 5,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 512,
+    "encoder_layers": 5,
+    "decoder_layers": 6,
+    "encoder_ffn_dim": 1536,
+    "decoder_ffn_dim": 1536,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "mt5": {
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-        "vocab_size": VOCABULARY,
-        "d_model": 512,
-        "d_kv": 64,
-        "d_ff": 1024,
-        "num_heads": 6,
-        "num_layers": 5,
-        "num_decoder_layers": 5,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-    },
-    "bart": {
-        "vocab_size": VOCABULARY,
-        "d_model": 512,
-        "encoder_layers": 5,
-        "decoder_layers": 6,
-        "encoder_ffn_dim": 1536,
-        "decoder_ffn_dim": 1536,
-        "encoder_attention_heads": 8,
-        "decoder_attention_heads": 8,
-        "max_position_embeddings": 1024,
-        "pad_token_id": 1,
-        "decoder_start_token_id": 2,
-    },
+    "mt5": MT5,
+    "umt5": MT5,
+    "bart": BART,
+    "mbart": BART,
+    "pegasus": BART,
+    "marian": BART,
+    "m2m_100": {**BART, "d_model": 256, "max_position_embeddings": 1000},  # tables in PyTorch's pool of small blocks
     "gpt_bigcode": {
         **TOKENS,
         "vocab_size": VOCABULARY,
@@ -163,7 +170,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Configurations by ``model_type`` and variant."""
-NO_FLASH = ("gemma4_unified", "mt5", "gpt_neo", "bart")
+NO_FLASH = ("gemma4_unified", "mt5", "umt5", "gpt_neo", "bart", "mbart", "pegasus", "marian", "m2m_100")
 """Heads of 512 and biases do not run there; GPT-Neo's class for it is not described."""
 
 

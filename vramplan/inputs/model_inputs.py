@@ -28,6 +28,7 @@ class Input(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str = "int64"
+    """Empty for a table of the model in the dtype of its weights."""
     stacked: bool = True
     """Whether a batch has a dimension more; otherwise samples lie one after another along the first dimension."""
 
@@ -252,6 +253,13 @@ def text_table(most: int) -> Callable[[Config], int | None]:
 T5 = ModelInputs("T5ForConditionalGeneration", text_to_text, has_target=True, tokens={"decoder_start_token_id": 0})
 PAIR = {"return_loss": True}
 WAV2VEC2 = ModelInputs("Wav2Vec2ForCTC", transcribed, hears=True, fixed={"layerdrop": 0.0})
+BART = ModelInputs(
+    "BartForConditionalGeneration",
+    text_to_text,
+    lambda c: table(c, 1024),
+    has_target=True,
+    fixed={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+)
 MODEL_INPUTS: dict[str, ModelInputs] = {
     "bert": ModelInputs("BertForMaskedLM", masked_text, table),
     "roberta": ModelInputs("RobertaForMaskedLM", masked_text, table_behind_padding),
@@ -273,9 +281,14 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "siglip": ModelInputs("SiglipModel", siglip_pair, text_table(64), image_config="vision_config", arguments=PAIR),
     "t5": T5,
     "mt5": replace(T5, model_class="MT5ForConditionalGeneration"),
+    "umt5": replace(T5, model_class="UMT5ForConditionalGeneration"),
     "wav2vec2": WAV2VEC2,
     "hubert": replace(WAV2VEC2, model_class="HubertForCTC"),
-    "bart": ModelInputs("BartForConditionalGeneration", text_to_text, lambda c: table(c, 1024), has_target=True),
+    "bart": BART,
+    "mbart": replace(BART, model_class="MBartForConditionalGeneration"),
+    "pegasus": replace(BART, model_class="PegasusForConditionalGeneration"),
+    "marian": replace(BART, model_class="MarianMTModel"),
+    "m2m_100": replace(BART, model_class="M2M100ForConditionalGeneration"),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""

@@ -1,6 +1,6 @@
-"""T5 and mT5: an encoder, a decoder that attends to it, positions as a learned bias.
+"""T5, mT5 and UMT5: an encoder, a decoder that attends to it, positions as a learned bias.
 
-Mirrors transformers 5.23, modeling_t5.py, modeling_mt5.py.
+Mirrors transformers 5.23, modeling_t5.py, modeling_mt5.py, modeling_umt5.py.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def decoder_layers(c: Config) -> int:
     return c.count("num_decoder_layers", c.count("num_layers"))
 
 
-def write(forward: ForwardPass, c: Config, scales: bool = True) -> ModelOutput:
+def write(forward: ForwardPass, c: Config, scales: bool = True, shares: bool = True) -> ModelOutput:
     """T5ForConditionalGeneration: the head is always the embedding's weight; before 1.1 its input is scaled.
 
-    `scales`: false for mT5, which never does.
+    `scales`: false for mT5, which never does. `shares`: whether a stack has one bias; false for UMT5.
     """
     net, labels = forward.net, forward.inputs["labels"]
-    encoded = stack(forward, c, ENCODER, forward.inputs["input_ids"])
+    encoded = stack(forward, c, ENCODER, forward.inputs["input_ids"], shares)
     net.tape.module = "inputs"
     shifted = net.tape.empty(labels.shape, "int64", "labels moved by one")
-    hidden = x = stack(forward, c, DECODER, shifted, encoded)
+    hidden = x = stack(forward, c, DECODER, shifted, shares, encoded)
     if scales and c.flag("tie_word_embeddings", True):
         x = ops.scale(hidden)
     logits = net.head(x, c.count("vocab_size"), tied=True)
@@ -52,7 +52,9 @@ def write(forward: ForwardPass, c: Config, scales: bool = True) -> ModelOutput:
     return ModelOutput(losses.cross_entropy(rows, labels), [logits, encoded])
 
 
-def stack(forward: ForwardPass, c: Config, number: int, ids: Tensor, encoded: Tensor | None = None) -> Tensor:
+def stack(
+    forward: ForwardPass, c: Config, number: int, ids: Tensor, shares: bool, encoded: Tensor | None = None
+) -> Tensor:
     """T5Stack; the bias that its first layer makes goes from layer to layer, the embeddings live to its end."""
     net, dropout = forward.net, c.number("dropout_rate", 0.1)
     embedded = net.embedding("shared", ids, c.count("vocab_size"), c.count("d_model"))
@@ -64,7 +66,9 @@ def stack(forward: ForwardPass, c: Config, number: int, ids: Tensor, encoded: Te
         if not (net.tape.training and forward.job.checkpointing == "full"):
             ctx.cache = cross.cache = net.cache  # the Trainer switches use_cache off in the outer configuration alone
 
-    def one(x: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
+    def one(x: Tensor, *biases: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if not shares:
+            return lone_layer(forward, c, x, ctx, cross, encoded)
         return layer(forward, c, x, ctx, cross, encoded, biases)
 
     biases: list[Tensor] = []
@@ -90,12 +94,25 @@ def layer(
     return feed_forward(forward.net, c, x, "layer.2"), first, second
 
 
+def lone_layer(
+    forward: ForwardPass, c: Config, x: Tensor, ctx: Context, cross: Context | None, encoded: Tensor | None
+) -> Tensor:
+    """UMT5Block, which makes its own biases."""
+    x, *probs = attention(forward, c, x, ctx, "layer.0", Bias(None, cross is not None, goes_on=False))
+    if cross is None:
+        return feed_forward(forward.net, c, x, "layer.1")
+    x, *probs = attention(forward, c, x, cross, "layer.1", Bias(None, goes_on=False), encoded)
+    return feed_forward(forward.net, c, x, "layer.2")
+
+
 class Bias(NamedTuple):
     """The bias of one kind of attention, which is added to its scores."""
 
     known: Tensor | None
     """That of the layer before; None in the first, which makes it."""
     causal: bool = False
+    goes_on: bool = True
+    """Whether the next layer takes it."""
 
 
 def attention(
@@ -103,11 +120,11 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """T5LayerSelfAttention, T5LayerCrossAttention: norm, attention, dropout, add; the bias; eager's probabilities."""
     normed = norm(forward.net, f"{name}.layer_norm", x)
-    out, made, *weights = attend_with_bias(forward, c, normed, ctx, name, bias, encoded)
+    out, *others = attend_with_bias(forward, c, normed, ctx, name, bias, encoded)
     total = ops.add(x, ops.dropout(out, c.number("dropout_rate", 0.1)), "residual stream")
     if encoded is None:
         out = total  # one variable in T5LayerSelfAttention, two in T5LayerCrossAttention
-    return total, made, *weights
+    return total, *others
 
 
 def attend_with_bias(
@@ -131,10 +148,11 @@ def attend_with_bias(
         added = relative_bias(net, c, module, shape, bias.causal)
     elif added is None:
         added = net.tape.empty(shape, q.dtype, "zeros for a bias")
-        if forward.job.checkpointing == "full" and net.tape.training and net.tape.grad_enabled:
+        if bias.goes_on and forward.job.checkpointing == "full" and net.tape.training and net.tape.grad_enabled:
             added = leaf(added)
     out, *weights = attend(q, k, v, added, ctx, bias.causal, transposed=encoded is None)
-    return net.linear(f"{module}.o", out, x.shape[-1]), added, *weights
+    out = net.linear(f"{module}.o", out, x.shape[-1])
+    return (out, added, *weights) if bias.goes_on else (out, *weights)
 
 
 def feed_forward(net: Modules, c: Config, x: Tensor, name: str) -> Tensor:
@@ -232,5 +250,8 @@ ARCHITECTURES = {
     "t5": T5,
     "mt5": replace(
         T5, forward=partial(write, scales=False), defaults={"feed_forward_proj": "gated-gelu", "vocab_size": 250112}
+    ),
+    "umt5": replace(
+        T5, forward=partial(write, shares=False), defaults={"feed_forward_proj": "gated-gelu", "vocab_size": 250112}
     ),
 }
