@@ -46,8 +46,9 @@ FSDP = {"strategy": "fsdp", "num_gpus": 2, "attention": "flash", "gradient_accum
         {"method": "full", "dtype": "fp32", "autocast": "bf16"},
         {"method": "full", "autocast": "none", "checkpointing": "none"},
         {"lora_dtype": "bf16", "autocast": "none", "gradient_accumulation_steps": 2},
+        {"method": "full", "autocast": "none", "verl": {"logits": "copied"}},
     ],
-    ids=["full", "bf16", "lora"],
+    ids=["full", "bf16", "lora", "copied"],
 )
 def test_against_a_trace(given: dict[str, Any]) -> None:
     """The same operations on fake tensors hold as much."""
@@ -57,13 +58,32 @@ def test_against_a_trace(given: dict[str, Any]) -> None:
     assert found.peak_allocated_bytes == pytest.approx(traced.peak_allocated_bytes, rel=0.005)
 
 
-def test_four_bytes_for_a_logit() -> None:
-    """Half-precision logits twice in the forward, and their gradient beside the overwritten ones in the backward."""
-    job = {**STEP, "method": "full", "autocast": "none", "attention": "flash"}
+@pytest.mark.parametrize(("logits", "num_bytes"), [("copied", 4), ("undivided", 2)])
+def test_bytes_for_a_logit(logits: str, num_bytes: int) -> None:
+    """Half-precision logits, twice if divided; their gradient overwrites them."""
+    job = {**STEP, "method": "full", "autocast": "none", "attention": "flash", "verl": {"logits": logits}}
     peaks = [
         vramplan.estimate(SPEC, card_of("h100"), **job, micro_batch_size=size).peak_allocated_bytes for size in (4, 8)
     ]
-    assert (peaks[1] - peaks[0]) / (4 * TOKENS * VOCABULARY) == pytest.approx(4, rel=0.05)
+    assert (peaks[1] - peaks[0]) / (4 * TOKENS * VOCABULARY) == pytest.approx(num_bytes, rel=0.05)
+
+
+def test_layer_norms_run_in_fp32_under_verls_autocast() -> None:
+    """It is on with bf16 weights too (workers/engine/fsdp/transformer_impl.py: forward_step)."""
+    pytest.importorskip("transformers")
+    short = {
+        "method": "full",
+        "autocast": "none",
+        "attention": "eager",
+        "checkpointing": "none",
+        "sequence_length": 256,
+    }
+    job: dict[str, Any] = {**STEP, **short}
+    found, traced = (
+        vramplan.estimate("pythia-160m", card_of("h100"), by=by, **job).phases["forward"]
+        for by in ("analytic", "trace")
+    )
+    assert found == pytest.approx(traced, rel=0.001)
 
 
 def test_gradients_reduced_in_fp32() -> None:

@@ -1,4 +1,4 @@
-"""verl's supervised fine-tuning as `check` reads it, against the defaults of its sources (0.9.0)."""
+"""verl's supervised fine-tuning as `check` reads it, against the defaults of its sources (0.9.1)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ DEFAULTS = {
         "use_orig_params": False,
         "backward_prefetch": "pre",
         "reduce_dtype": "fp32",
+        "sync_each_batch": True,
     },
     "method": "full",
     "dtype": "fp32",
@@ -265,15 +266,19 @@ def test_one_gpu_and_other_versions() -> None:
         read_line("model.path=Qwen/Qwen2.5-VL-3B-Instruct")
 
 
-def test_0_9_1_reduces_gradients_after_every_micro_batch() -> None:
-    """And divides no logits, which the estimate says that it does not leave out."""
+def test_0_9_0_keeps_gradients_whole_and_copies_logits() -> None:
+    """From 0.9.1 on gradients are reduced after every micro-batch, and a temperature of 1 divides no logits."""
     line = f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path={QWEN}"
-    found = read(from_line(line, None, {}), 1, "0.9.1")
-    assert found.job["fsdp"]["sync_each_batch"] is True
-    assert any("it needs less" in note.text for note in found.notes)
-    kept = read(from_line(f"{line} engine.use_no_sync_for_gradient_accumulation=True", None, {}), 1, "0.9.1")
-    assert kept.job["fsdp"]["sync_each_batch"] is False
-    assert "sync_each_batch" not in read_line().job["fsdp"]
+    before = read(from_line(line, None, {}), 1, "0.9.0").job
+    assert "sync_each_batch" not in before["fsdp"]
+    assert before["verl"] == {"logits": "copied"}
+    assert "verl" not in read_line().job
+    kept = read_line("engine.use_no_sync_for_gradient_accumulation=True").job
+    assert kept["fsdp"]["sync_each_batch"] is False
+    now = read_line().job
+    copied, undivided = (vramplan.estimate(QWEN, "h100", **job) for job in ({**now, "verl": before["verl"]}, now))
+    logits = 8192 * 151_936 * 2
+    assert copied.phases["forward"] - undivided.phases["forward"] == pytest.approx(logits, rel=0.01)
 
 
 def test_the_model_has_to_be_named() -> None:

@@ -154,7 +154,7 @@ def run_forward(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Te
     compute_loss = compute_loss_of(job)
     if compute_loss is not None:
         return compute_loss(net, setting, phase, batch)
-    with net.tape.autocasting(job.autocast if job.casts else None):
+    with net.tape.autocasting(job.forward_autocast):
         forward = forward_pass(net, setting, phase, batch)
         loss, results = forward_of(setting)(forward, setting.config)
         loss, results = ops.move(loss, 0), [ops.move(one, 0, "logits on the first card") for one in results]

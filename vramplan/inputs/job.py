@@ -314,7 +314,7 @@ class Job(Record):
     fsdp: Fsdp = Fsdp()
     """Settings of `strategy` fsdp."""
     verl: Verl = Verl()
-    """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs)."""
+    """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs); of its supervised one `logits`."""
     openrlhf: OpenRlhf = OpenRlhf()
     """Settings of OpenRLHF's reinforcement training (`task` grpo with `loss` kept_log_probs)."""
     expandable_segments: bool = False
@@ -438,9 +438,10 @@ class Job(Record):
     def forward_autocast(self) -> str | None:
         """Dtype of the torch.autocast that the loss is computed under; verl's is on with half-precision weights too.
 
-        (verl 0.7.1, workers/actor/dp_actor.py: _forward_micro_batch; 0.9.1, workers/engine/fsdp: forward_step.)
+        (verl 0.7.1, workers/actor/dp_actor.py: _forward_micro_batch; 0.9.1, workers/engine/fsdp: forward_step, which
+        its supervised trainer runs as well.)
         """
-        if self.runs_verl or self.is_verl_critic:
+        if self.loss == "log_probs":
             return "bf16"
         return self.autocast if self.casts else None
 

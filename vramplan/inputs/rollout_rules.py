@@ -265,7 +265,10 @@ ROLLOUT_RULES = (
         " reference, or openrlhf: critic for the actor's GPUs",
     ),
     Rule(
-        lambda job: job.verl != Verl() and not job.runs_verl,
+        lambda job: (
+            not job.runs_verl
+            and job.verl != (Verl(logits=job.verl.logits) if job.loss == "log_probs" else Verl())  # supervised
+        ),
         IMPOSSIBLE,
         "verl has no meaning without {task=grpo} and {loss=log_probs}",
     ),

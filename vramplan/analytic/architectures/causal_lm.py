@@ -47,7 +47,7 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
         )
         tape.module = "loss"
         if job.loss == "log_probs":
-            return ModelOutput(log_probs_loss(logits), [logits])
+            return ModelOutput(log_probs_loss(logits, job.verl.logits), [logits])
         if job.loss == "sliced_fp32":  # the model's logits from here on
             logits = ops.to(logits, "fp32", "logits in fp32")
         sliced = job.loss in ("sliced", "sliced_fp32")

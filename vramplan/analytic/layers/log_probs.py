@@ -9,19 +9,16 @@ from vramplan.analytic.autograd.graph import Grads, Node, Tensor
 from vramplan.analytic.autograd.ops import new_like
 
 
-def log_probs_loss(logits: Tensor) -> Tensor:
-    """The mean log-probability of the labels by (B, S, V) logits in their own dtype (verl 0.9.0).
-
-    Logits are divided by a temperature for each token into a new tensor (workers/engine/fsdp/transformer_impl.py:
-    prepare_model_outputs).
-    """
-    return _cross_entropy(divided(logits, "copied"), (), "loss")
+def log_probs_loss(logits: Tensor, how: str) -> Tensor:
+    """The mean log-probability of the labels by (B, S, V) logits in their own dtype; `how` as of :func:`divided`."""
+    return _cross_entropy(divided(logits, how), (), "loss")
 
 
 def divided(logits: Tensor, how: str) -> Tensor:
     """(B, S, V) logits divided by the temperature, as rows of V (:class:`vramplan.inputs.verl.Verl`).
 
-    The logits themselves are not saved; the model's output names them until the forward is over.
+    (verl 0.9.1, workers/engine/fsdp/transformer_impl.py: prepare_model_outputs.) The logits themselves are not saved;
+    the model's output names them until the forward is over.
     """
     tape, (batch, length, vocabulary) = logits.tape, logits.shape
     rows, undivided = (batch * length, vocabulary), logits.like

@@ -1,4 +1,4 @@
-"""verl's supervised fine-tuning: ``verl.trainer.sft_trainer`` with hydra's overrides, and its YAML (0.9.0).
+"""verl's supervised fine-tuning: ``verl.trainer.sft_trainer`` with hydra's overrides, and its YAML (0.9.1).
 
 Its engine ``fsdp`` trains transformers' models under torch's FullyShardedDataParallel with packed rows and a loss of
 log-probabilities (verl/trainer: sft_trainer.py, config/sft_trainer_engine.yaml; workers/engine/fsdp). Before 0.9 it
@@ -23,7 +23,7 @@ from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import FUSED_KERNELS
 from vramplan.inputs.model_names import named_model
 
-PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.0"
+PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.1"
 LATER = "0.9.1"
 """The version from which on gradients are reduced, and logits divided, otherwise."""
 HOST = ("engine.param_offload", "engine.optimizer_offload")
@@ -68,6 +68,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
         "fsdp": verl_fsdp.sharding(config, gpus, "engine.") | _reduction(config, version),
         **_adapters(config),
         **verl_fsdp.dtypes(config, "engine."),
+        **({} if at_least(version, LATER) else {"verl": {"logits": "copied"}}),
         **batches.job,
     }
     if job["method"] == "lora":
@@ -84,11 +85,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
 def _reduction(config: ConfigReader, version: str) -> dict[str, bool]:
     """Whether gradients are reduced after every micro-batch, as from 0.9.1 on unless it is told otherwise."""
     keeps = config.boolean("engine.use_no_sync_for_gradient_accumulation", default=False)
-    if not at_least(version, LATER):
-        return {}
-    text = f"leaves logits as they are; estimated with {FIRST}'s copy of them: it needs less"
-    config.note("warning", f"verl {version}", text)
-    return {"sync_each_batch": not keeps}
+    return {"sync_each_batch": not keeps} if at_least(version, LATER) else {}
 
 
 def _refuse_other_programs(config: ConfigReader, version: str) -> None:

@@ -83,7 +83,7 @@ def build(
     elif job.loss == "chunked" and device.startswith("cuda"):
         trl_loss.use(module, spec.name)
     elif job.loss != "standard":
-        losses.use(module, job.loss, spec.name, device.startswith("cuda"))
+        losses.use(module, job.loss, spec.name, device.startswith("cuda"), job.verl.logits)
     if job.task == "embedding":
         from vramplan.torch_backend.model.sentence_loss import SentenceLoss
 

@@ -257,13 +257,18 @@ class InPlaceCrossEntropy(torch.autograd.Function):
 
 
 def log_probs_loss(
-    logits: torch.Tensor, labels: torch.Tensor, cross_entropy: Callable[..., Any] = InPlaceCrossEntropy.apply, **_: Any
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    cross_entropy: Callable[..., Any] = InPlaceCrossEntropy.apply,
+    how: str = "undivided",
+    **_: Any,
 ) -> torch.Tensor:
-    """Mean log-probability of the labels, by logits over a temperature for each token (workers/engine/fsdp)."""
+    """Mean log-probability of the labels (workers/engine/fsdp); verl 0.9.0 divides copied logits by a temperature."""
     shifted = torch.roll(labels, -1).flatten()
-    temperature = torch.ones((shifted.numel(), 1), dtype=logits.dtype, device=logits.device)
-    divided = logits.reshape(-1, logits.shape[-1]) / temperature
-    return cross_entropy(divided, shifted).sum() / shifted.numel()
+    rows = logits.reshape(-1, logits.shape[-1])
+    if how == "copied":
+        rows = rows / torch.ones((shifted.numel(), 1), dtype=logits.dtype, device=logits.device)
+    return cross_entropy(rows, shifted).sum() / shifted.numel()
 
 
 def real_log_probs(owner: str) -> Callable[..., torch.Tensor]:
@@ -289,8 +294,8 @@ def real_log_probs(owner: str) -> Callable[..., torch.Tensor]:
 # -- use in a model ----------------------------------------------------------------------------------------------------
 
 
-def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
-    """Replace the model's loss by another; on a GPU cut and log_probs are the real ones.
+def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False, how: str = "undivided") -> None:
+    """Replace the model's loss by another; on a GPU cut and log_probs are the real ones, which divides logits as `how`.
 
     Raises:
         MissingDependencyError: if cut-cross-entropy is needed and not installed.
@@ -300,7 +305,7 @@ def use(module: nn.Module, loss: str, owner: str, on_gpu: bool = False) -> None:
     if not hasattr(inner, "get_output_embeddings") or inner.get_output_embeddings() is None:
         raise UnsupportedError(f"{owner}: {setting('loss', loss)} needs a causal language model of transformers")
     if loss == "log_probs":
-        inner.loss_function = real_log_probs(owner) if on_gpu else log_probs_loss
+        inner.loss_function = functools.partial(real_log_probs(owner) if on_gpu else log_probs_loss, how=how)
         return
     if loss in ("sliced", "sliced_fp32"):
         inner.loss_function = sliced_loss

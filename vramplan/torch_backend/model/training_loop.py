@@ -59,8 +59,8 @@ class Observer(Protocol):
 @contextmanager
 def autocast(job: Job, device_type: str) -> Iterator[None]:
     """Inside, torch.autocast of the job is enabled."""
-    dtype = torch.bfloat16 if job.autocast == "none" else DTYPES[job.autocast]
-    with torch.autocast(device_type, dtype=dtype, enabled=job.casts):
+    dtype = job.forward_autocast
+    with torch.autocast(device_type, dtype=DTYPES[dtype or "bf16"], enabled=dtype is not None):
         yield
 
 
