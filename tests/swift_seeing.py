@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from tests.helpers import card_of
 from tests.recorded_runs import add_missing, job_of, model_of
 from tests.swift_runs import VERSION
+from tests.swift_seeing_template import ARCHITECTURES, as_loaded, positions, register, use_template
 from tests.swift_trace import Swift, SwiftRun
 from tests.trl_runs import GPU
 from tests.trl_seeing_runs import FROZEN, RUNS, WHOLE, case
@@ -27,11 +29,30 @@ OF_ONE: tuple[dict[str, Any], ...] = (
 
 
 class SeeingSwift(Images, Swift):
-    """Batches of the template's _rlhf_data_collator."""
+    """DPOTrainer of ms-swift, with its template's hook in front of the model if that is of one of its Qwen-VL."""
+
+    trains = False
+    """Whether its train() runs, which registers the hook itself."""
+    hooked = False
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        """The trainer."""
+        config: Any = model.config
+        if config.model_type not in ARCHITECTURES:
+            return super().trainer(model, peft, folder, words, reference)
+        as_loaded(model, reference)
+        trainer = super().trainer(model, peft, folder, words, reference)
+        self.hooked = True
+        template = use_template(trainer, config.model_type, words)
+        if not self.trains:
+            register(trainer, template, self.job.checkpointing == "full")
+        return trainer
 
     def batch(self) -> dict[str, torch.Tensor]:
         """A micro-batch."""
-        return {**super().batch(), **self.rows(2 * self.job.micro_batch_size)}
+        batch = {**super().batch(), **self.rows(2 * self.job.micro_batch_size)}
+        shape = batch["input_ids"].shape
+        return batch | (positions(shape) if self.hooked else {})
 
 
 class SeeingSwiftRun(Seeing, SwiftRun):

@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from tests.swift_grpo_trace import COPIED, SwiftGrpo, SwiftGrpoRun
+from tests.swift_seeing_template import as_loaded, positions, register, use_template
 from tests.trl_seeing_trace import Images, Seeing
 from tests.trl_trace import Setup
-
-ARCHITECTURES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "qwen3_vl": "qwen3_vl"}
-"""Types of models -> ms-swift's name of the places of tower, projector and language model (model/model_arch.py)."""
 
 
 class SeeingSwiftGrpo(Images, SwiftGrpo):
     """GRPOTrainer of ms-swift with its own checkpointing, and its template's hook in front of the model."""
 
+    trains = False
+    """Whether its train() runs, which registers the hook itself."""
+
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
         """The trainer."""
-        from swift.model.model_arch import get_model_arch
-        from swift.model.models.qwen import _patch_deepstack_process
-        from swift.model.patcher import patch_get_input_embeddings
-        from swift.template.templates import qwen
-
-        config: Any = model.config
-        kind = config.model_type
-        for one in (model, reference):
-            if one is not None:
-                patch_get_input_embeddings(one.model.visual, "patch_embed")
-            if one is not None and kind == "qwen3_vl":
-                _patch_deepstack_process(one.model.language_model)  # its forward() is transformers' without DeepSpeed
+        as_loaded(model, reference)
         trainer = super().trainer(model, peft, folder, words, reference)
-        trainer.is_multimodal = True
-        own: type[Any] = qwen.Qwen3VLTemplate if kind == "qwen3_vl" else qwen.Qwen2VLTemplate
-        template = own.__new__(own)
-        template.mode, template.processor = "train", words
-        template.get_base_model = trainer.template.get_base_model
-        for one in (trainer.model, trainer.ref_model):
-            if one is None:
-                continue
-            base = template.get_base_model(one)
-            base.model_meta = SimpleNamespace(is_multimodal=True, model_arch=get_model_arch(ARCHITECTURES[kind]))
-            if not hasattr(base, "visual"):
-                base.__dict__["visual"] = base.model.visual
-            one.register_forward_pre_hook(template.pre_forward_hook, with_kwargs=True)
-        base = template.get_base_model(trainer.model)
-        trainer.args.vit_gradient_checkpointing = trainer.args.gradient_checkpointing
-
-        def enable(settings: Any) -> None:
-            del trainer.model.gradient_checkpointing_enable
-            trainer._prepare_gradient_checkpointing(base)
-
-        if self.job.checkpointing == "none":
-            trainer._prepare_gradient_checkpointing(base)
-        else:
-            trainer.model.gradient_checkpointing_enable = enable
+        config: Any = model.config
+        template = use_template(trainer, config.model_type, words)
+        if not self.trains:
+            register(trainer, template, self.job.checkpointing == "full")
         return trainer
 
     def batch(self) -> dict[str, Any]:
         """A micro-batch of a generation."""
         rows = self.rows(self.job.micro_batch_size)
         shape = rows["input_ids"].shape
-        rows |= {
-            "position_ids": torch.zeros(3, *shape, dtype=torch.int64),
-            "text_position_ids": torch.zeros(shape, dtype=torch.int64),
-        }
+        rows |= positions(shape)
         self.seen = tuple(rows)
         return {**super().batch(), **rows}
 

@@ -511,7 +511,7 @@ class TrlRun:
             if module is not None:
                 if self.job.loss == "liger":  # which calls the model below the head
                     module = getattr(module, "get_base_model", lambda module=module: module)().base_model
-                module.register_forward_pre_hook(before, with_kwargs=True)
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
                 module.register_forward_hook(after)
         backward = accelerator.backward
 

@@ -26,8 +26,8 @@ OF_SWIFTS_GRPO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def runs_swift(job: Job) -> bool:
-    """Whether images reach the model as in ms-swift 4.6; its DPO was compared without its own hooks."""
-    return (job.task, job.loss) == ("grpo", "logits_to_keep")
+    """Whether images reach the model as in ms-swift 4.6, some of whose templates compute the tower in a hook."""
+    return job.loss == "logits_to_keep" and job.task in ("grpo", "dpo")
 
 
 def runs_without_graph(job: Job) -> bool:
@@ -42,7 +42,14 @@ def is_compared(job: Job, model_type: str) -> bool:
     """
     if not (runs_swift(job) and job.pictures):
         return True
-    return model_type in OF_SWIFTS_GRPO and not (model_type == "qwen3_vl" and job.strategy.startswith("zero"))
+    if model_type == "qwen3_vl" and job.strategy.startswith("zero"):
+        return False
+    return job.task == "dpo" or model_type in OF_SWIFTS_GRPO
+
+
+def _is_compared_sharded(job: Job) -> bool:
+    """Whether the trainer of a task was run with images under ZeRO-3 or FSDP 2."""
+    return job.loss == "chunked" or (job.strategy == "zero3" and runs_swift(job))
 
 
 IMAGE_TASK_RULES = (
@@ -78,7 +85,7 @@ IMAGE_TASK_RULES = (
         "{reference} with {images}: TRL's trainers stop at both; use {reference=model} or adapters_off",
     ),
     Rule(
-        lambda job: sees(job) and job.strategy in ("zero3", "fsdp") and job.loss != "chunked",
+        lambda job: sees(job) and job.strategy in ("zero3", "fsdp") and not _is_compared_sharded(job),
         UNSUPPORTED,
         "{strategy} with {task}, {loss} and {images} was not compared with a run of its trainer; use {strategy=zero2}",
     ),

@@ -166,6 +166,7 @@ def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     with forward.tape.autocasting(None):  # accelerate wraps forward(), in front of which the hook runs
         x = _merged(forward, x)
     forward.net.multimodal_locals.clear()
+    forward.net.features.clear()  # the model's own outputs have none
     forward.net.hook_outputs.append(x)
     return x
 

@@ -49,8 +49,10 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = tower.embed(net, c, vision.image, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    needs_grad, hooked = given.input_needs_grad and not runs_without_graph(job), tower.hooked
-    if runs_swift(job):  # by name (model/models/qwen.py: patch_get_input_embeddings)
+    of_swift = tower.hooked_by_swift and runs_swift(job)
+    needs_grad = given.input_needs_grad and not (of_swift and runs_without_graph(job))
+    hooked = tower.hooked
+    if of_swift:  # by name (model/models/qwen.py: patch_get_input_embeddings)
         hooked = "patches"
     x = given_a_gradient(x, needs_grad and hooked == "patches")
     context = TowerContext(Context(job.attention, forward.fused), vision.image, images)

@@ -21,6 +21,7 @@ def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: i
     own = own_logits(net, setting, phase, batch, kept)
     logits = _converted(own, setting)
     net.features[:] = [_converted(one, setting) for one in net.features]
+    net.hook_outputs.clear()
     return logits
 
 

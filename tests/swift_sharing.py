@@ -1,0 +1,46 @@
+"""Runs of ms-swift's trainers under ZeRO on emulated GPUs, in tests/swift_sharing_runs.jsonl.
+
+`python -m tests.swift_sharing` runs those that the file lacks, as `tests.trl_sharing` does, where ms-swift 4.6 and trl
+0.29.1 are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.recorded_runs import rows_of
+from tests.swift_runs import VERSION
+from tests.trl_seeing_runs import WHOLE, case
+from tests.trl_sharing import STRATEGIES, record_missing
+
+RUNS = Path(__file__).parent / "swift_sharing_runs.jsonl"
+LOSS = "logits_to_keep"
+
+
+def _shared(strategy: str, method: str) -> dict[str, Any]:
+    return {"num_gpus": 2, "method": method, **STRATEGIES[strategy], "reentrant": True}
+
+
+GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True}
+WITHOUT_PREFETCH: dict[str, Any] = {"zero": {"prefetch_bucket_size": 0}}
+"""What GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """All runs: the family of the model, and the job."""
+    for strategy in ("zero3", "zero2"):
+        for job in ({"task": "dpo"}, GRPO | (WITHOUT_PREFETCH if strategy == "zero3" else {})):
+            for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
+                row = case("qwen2_5_vl", {**job, **parts, **_shared(strategy, method)}, LOSS)
+                yield {**row, "trl": VERSION}
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows of the file."""
+    return rows_of(RUNS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(record_missing(RUNS, cases(), "tests.swift_sharing_run"))

@@ -1,0 +1,128 @@
+"""One rank of ms-swift's DPO or GRPO trainer under ZeRO on an emulated GPU, with images if the job has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.recorded_runs import job_of, model_of
+from tests.swift_grpo_trace import SwiftGrpo
+from tests.swift_seeing import SeeingSwift
+from tests.swift_seeing_grpo_trace import SeeingSwiftGrpo
+from tests.swift_trace import Swift
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
+from tests.trl_trace import Setup, tokenizer
+from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.torch_backend.dtypes import DTYPES
+from vramplan.torch_backend.model.adapters import excluded_modules, freeze
+from vramplan.torch_backend.model.build import from_config
+
+SETUPS: dict[tuple[str, bool], type[Setup]] = {
+    ("dpo", False): Swift,
+    ("dpo", True): SeeingSwift,
+    ("grpo", False): SwiftGrpo,
+    ("grpo", True): SeeingSwiftGrpo,
+}
+"""By task, and whether there are images."""
+
+
+def run(row: dict[str, Any]) -> dict[str, int]:
+    """The peaks of a row's job on this rank."""
+    from datasets import Dataset
+    from transformers import TrainingArguments
+
+    job, spec = job_of(row), model_of(row)
+    folder, sees = tempfile.mkdtemp(), job.images > 0
+    subject = from_config(spec, job, "meta", False, nullcontext)
+    settings = {
+        "use_cpu": False,
+        "bf16": True,
+        "max_steps": STEPS,
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+        "logging_steps": 1000,
+        **row.get("options", {}),
+        **sharing(job, "llama"),
+    }
+    setup = SETUPS[str(job.task), sees](job, job.prompt_length or 0, settings)
+    names = TrainingArguments.__dataclass_fields__
+    # as ms-swift does before it loads models, so that ZeRO-3 shards them as they are made
+    first = TrainingArguments(**{name: one for name, one in setup.arguments(folder).items() if name in names})
+    processor = IMAGE_PROCESSORS.get(spec.model_type)
+
+    def model() -> nn.Module:
+        kind = {"dtype": DTYPES[job.dtype], "attn_implementation": job.attention}
+        made: nn.Module = type(subject.module)._from_config(subject.module.config, **kind)
+        if processor is not None:
+            freeze(made, job, processor)
+        return made
+
+    peft = adapters(job)
+    if sees:
+        assert processor is not None
+        assert subject.images is not None
+        setup.__dict__.update(images=subject.images, trains=True)
+        if peft is not None:
+            peft.exclude_modules = excluded_modules(job, processor)
+    peaks = Peaks()
+    peaks.enter("loaded")
+    reference = model() if job.loads_reference else None
+    trainer = setup.trainer(model(), peft, folder, tokenizer(64), reference)  # type: ignore[call-arg]
+    count = job.num_gpus * job.global_batch_size * STEPS
+    trainer.train_dataset = Dataset.from_list([{"input_ids": [3]}] * count)
+    trainer.data_collator = lambda rows: setup.batch()
+    if job.task == "grpo":
+        generated(trainer, setup, peaks)
+    observe(trainer, peaks)
+    trainer.train()
+    peaks.enter("over")
+    del first
+    return peaks.found
+
+
+def generated(trainer: Any, setup: Any, peaks: Peaks) -> None:
+    """Score completions in front of each step, by the model and its reference, and hand them to it."""
+    from swift.trainers import disable_gradient_checkpointing
+
+    def on_device(batch: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: one.cuda() if isinstance(one, torch.Tensor) else one for name, one in batch.items()}
+
+    def prepare(_: Any) -> Mapping[str, Any]:
+        if peaks.phase != "loaded":
+            peaks.enter("scoring")
+        batch: dict[str, Any] = setup.inputs(on_device(setup.batch()))
+        models = [trainer.model] + ([trainer.ref_model] if trainer.ref_model is not None else [])
+        if setup.job.importance_sampling or setup.job.reference:
+            peaks.enter("scoring")
+            with torch.no_grad():
+                for one in models:
+                    with disable_gradient_checkpointing(one, trainer.args.gradient_checkpointing_kwargs):
+                        trainer._get_per_token_logps_and_entropies(
+                            one, dict(batch["model_inputs"]), batch["grpo_batch"]
+                        )
+        peaks.enter("forward")
+        return batch
+
+    trainer._prepare_inputs = prepare
+
+
+def main() -> int:
+    """Run the row that is given, and print rank 0's peaks."""
+    row = json.loads(sys.argv[1])
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    peaks = run(row)
+    if os.environ.get("RANK", "0") == "0":
+        print("PEAKS " + json.dumps(peaks), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
