@@ -41,7 +41,7 @@ def test_a_refusal_has_no_flags_of_estimate(line: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("--rlhf_type dpo --padding_free true", "--set padding_free="),
+        ("--rlhf_type grpo --max_length 512 --padding_free true", "--set padding_free="),
         ("--rlhf_type orpo --packing true", "ms-swift stops at it with rlhf_type orpo"),
         ("--rlhf_type ppo", "--reward-model MODEL"),
         ("--rlhf_type grpo --max_length 512 --reward_model Qwen/Qwen2.5-1.5B", "--reward-model Qwen/Qwen2.5-1.5B"),

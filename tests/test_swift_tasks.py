@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import card_of
 from tests.recorded_runs import errors_of
 from tests.test_trl import GPU, RECORDED, name_of
 from vramplan import check, estimate, suggest
@@ -18,6 +19,7 @@ COMMAND = (
     " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 {}\n"
 )
 TAUGHT = "--tuner_type lora --teacher_model Qwen/Qwen2.5-3B"
+VLLM = "--use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.3 --vllm_max_model_len 1024"
 OF_SWIFT = [row for row in RECORDED if row["trl"].startswith("ms-swift")]
 
 
@@ -49,9 +51,41 @@ def test_types(tmp_path: Path, kind: str, task: str, loss: str) -> None:
     assert (job.task, job.loss, job.batches, job.lora_dropout) == (task, loss, "padded", 0.0)
 
 
-@pytest.mark.parametrize("more", ["--lmbda 0", "--lmbda 1 --use_vllm true --vllm_mode server"])
-def test_a_teacher(tmp_path: Path, more: str) -> None:
-    job = job_of_command(tmp_path, "gkd", f"{TAUGHT} --beta 1 {more}")
+@pytest.mark.parametrize(
+    ("more", "length", "prompt", "engine"),
+    [
+        ("--lmbda 1 --use_vllm true --vllm_mode server", 1024, 512, "vllm_server"),
+        (f"--lmbda 1 {VLLM}", 1024, 512, "vllm"),
+        (f"--lmbda 1 {VLLM} --sleep_level 1", 1024, 512, "vllm_sleep"),
+        ("--lmbda 1 --max_completion_length 100", 612, 512, "transformers"),
+        ("--max_completion_length 100", 612, 101, "transformers"),  # or a text of the data set: 511 scored tokens
+    ],
+)
+def test_completions_of_the_student(tmp_path: Path, more: str, length: int, prompt: int, engine: str) -> None:
+    job = job_of_command(tmp_path, "gkd", f"{TAUGHT} {more}")
+    assert (job.generated_by, job.generate_with) == ("student", engine)
+    assert (job.sequence_length, job.prompt_length) == (length, prompt)
+
+
+def test_vllm_beside_a_teacher_takes_its_share() -> None:
+    """The same training; a vLLM that sleeps takes its share only while it generates."""
+
+    def phases(**settings: Any) -> dict[str, int]:
+        base = {"task": "gkd", "teacher": "qwen2.5-3b", "loss": "logits_to_keep", "prompt_length": 256}
+        return estimate("qwen2.5-0.5b", "h100", sequence_length=512, num_gpus=1, **base, **settings).phases
+
+    alone = phases(generated_by="none")
+    shared = phases(generated_by="student", generate_with="vllm", vllm_share=0.2)
+    asleep = phases(generated_by="student", generate_with="vllm_sleep", vllm_share=0.2)
+    added = [shared[one] - alone[one] for one in alone]
+    assert max(added) - min(added) < 2**20  # beside it a batch that waits
+    assert max(added) > 0.19 * card_of("h100").cuda_total_bytes
+    assert asleep["backward"] < shared["backward"]
+    assert asleep["generation"] > asleep["loaded"]
+
+
+def test_a_teacher(tmp_path: Path) -> None:
+    job = job_of_command(tmp_path, "gkd", f"{TAUGHT} --beta 1 --lmbda 0")
     assert (job.task, job.loss, job.teacher, job.dtype_of_teacher) == (
         "gkd",
         "logits_to_keep",
@@ -130,7 +164,10 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
             "--sft_type lora --teacher_model Qwen/Qwen2.5-3B",
             "read from ms-swift 4.6 on; nearest, .* --teacher Qwen/Qwen2.5-3B",
         ),
-        ("gkd", f"{TAUGHT} --lmbda 0.5", "generates completions .* --teacher Qwen/Qwen2.5-3B --generated-by none"),
+        ("gkd", f"{TAUGHT} --lmbda 1 --use_vllm true", "without vllm_mode"),
+        ("gkd", f"{TAUGHT} --lmbda 0 --use_vllm true --vllm_mode colocate", "use_vllm"),
+        ("gkd", f"{TAUGHT} --seq_kd true", "seq_kd: ms-swift 4.6 stops"),
+        ("gkd", f"{TAUGHT} --lmbda 1 {VLLM} --offload_model true", "where the teacher stays"),
         ("gkd", f"{TAUGHT} --offload_teacher_model true", "offload_teacher_model"),
         ("gkd", f"{TAUGHT} --sft_alpha 0.1", "sft_alpha"),
         ("gkd", f"{TAUGHT} --gkd_logits_topk 20", "gkd_logits_topk"),

@@ -36,10 +36,14 @@ DISTILLATION_RULES = (
         " {loss=sliced} for TRL up to 1.6, {loss=logits_to_keep} for ms-swift",
     ),
     Rule(
-        lambda job: distils(job) and job.loss == "logits_to_keep" and job.generated_by != "none",
+        lambda job: distils(job) and job.loss == "logits_to_keep" and job.generated_by in ("teacher", "both"),
+        IMPOSSIBLE,
+        "{generated_by} with {loss}: no teacher generates in ms-swift; use {generated_by=student} or none",
+    ),
+    Rule(
+        lambda job: distils(job) and job.rollout_offload in ("model", "all"),
         UNSUPPORTED,
-        "{generated_by} with {loss} is not modelled: ms-swift generates for all micro-batches of a step at once; use"
-        " {generated_by=none}, or {loss=standard} for TRL",
+        "{rollout_offload} with {task}, where the teacher stays, is not modelled; use {rollout_offload=optimizer}",
     ),
     Rule(
         lambda job: distils(job) and job.joins_samples,

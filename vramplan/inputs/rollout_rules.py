@@ -21,12 +21,13 @@ NO_REWARDS: tuple[Loss, ...] = (*OF_SWIFT, "log_probs")
 LOSSES: dict[str, tuple[Loss, ...]] = {
     "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs", "kept_log_probs"),
     "rloo": ("standard", "chunked"),
+    "gkd": ("logits_to_keep",),
 }
 
 
 def generates(job: Job) -> bool:
-    """Whether TRL's GRPOTrainer or RLOOTrainer runs the job."""
-    return job.task in ROLLOUTS
+    """Whether completions of a whole generation are made at once: by GRPO's and RLOO's trainers, by ms-swift's GKD."""
+    return job.task in ROLLOUTS or (job.task == "gkd" and job.loss == "logits_to_keep" and job.generated_by != "none")
 
 
 def is_colocated(job: Job) -> bool:
@@ -105,7 +106,7 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: (
             (job.rollout_offload != "none" or job.vllm_sync_parts is not None)
-            and (job.task != "grpo" or job.loss not in ("standard", *OF_SWIFT))
+            and (job.task not in ("grpo", "gkd") or job.loss not in ("standard", *OF_SWIFT))
         ),
         IMPOSSIBLE,
         "rollout_offload and vllm_sync_parts are ms-swift's, whose GRPO has {loss=logits_to_keep}, or {loss=standard}"

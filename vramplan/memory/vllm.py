@@ -9,7 +9,6 @@ from math import ceil
 
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory.timeline import Storage
 from vramplan.units import MiB
@@ -23,7 +22,7 @@ GiB of CUDA graphs (gpustack/runner#251). Not measured here."""
 
 def sleeps(job: Job) -> bool:
     """Whether vLLM shares the GPUs and gives memory back while the model trains."""
-    return job.task in ROLLOUTS and job.generate_with == "vllm_sleep"
+    return is_colocated(job) and job.generate_with == "vllm_sleep"
 
 
 def requested_bytes(job: Job, gpu: Gpu) -> int:

@@ -17,6 +17,7 @@ from vramplan.frameworks.parsed_config import (
     visible_gpus,
 )
 from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers.ms_swift_rollout import ROLLOUT_NAMES
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -159,6 +160,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.read_keys |= {"loss_type", "label_smoothing"}
     elif ms_swift_tasks.is_rlhf(config):
         parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
+        if parsed.job.get("generated_by") == "student":  # texts of max_length and a completion
+            parsed.names = {**{name: key for name, key in names.items() if name != "sequence_length"}, **ROLLOUT_NAMES}
     elif ms_swift_types.is_typed(config):
         parsed.job |= ms_swift_types.task_fields(config, version, parsed.model, job)
     else:

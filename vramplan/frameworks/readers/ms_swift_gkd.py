@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.nearest import estimate_command
-from vramplan.frameworks.readers import trl_gkd
+from vramplan.frameworks.readers import ms_swift_rollout, trl_gkd
 from vramplan.frameworks.settings import ConfigReader
 
 SINCE = "4.6"
@@ -24,7 +24,7 @@ NOT_MODELLED = {
     "resume_from_checkpoint": "with gkd is not modelled yet",
     "adapters": "with gkd are not modelled yet",
 }
-NO_CHANGE = ("seq_kd", "temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
+NO_CHANGE = ("temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
 """Settings that change nothing where nobody generates on these GPUs."""
 
 
@@ -78,12 +78,31 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
     config.read_keys |= set(NO_CHANGE)
-    apart = config.boolean("use_vllm", default=False) and config.lowercase("vllm_mode", default="colocate") == "server"
-    if config.number("lmbda", default=0.5) > 0.0 and not apart:
-        shown = {name: one for name, one in {**job, **fields}.items() if name != "teacher_dtype"}
-        raise config.unsupported(
-            "lmbda" if config.has("lmbda") else "rlhf_type",
-            "generates completions on the GPUs that train, which is not modelled of ms-swift; nearest, on completions"
-            f" of the data set (lmbda 0): {estimate_command(model, shown)} --loss logits_to_keep",
-        )
+    if not config.is_off("seq_kd"):
+        raise ConfigError(f"{config.place('seq_kd')}: seq_kd: ms-swift {SINCE} stops at it; leave it out")
+    if config.number("lmbda", default=0.5) > 0.0:
+        return fields | _on_policy(config, job)
+    config.require_off(
+        "use_vllm", why="with lmbda 0 holds vLLM's share for nothing, which is not modelled; leave it out"
+    )
     return fields
+
+
+def _on_policy(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
+    """Completions by the student, which follow prompts of up to max_length, for all micro-batches of a generation.
+
+    With `lmbda` below 1 other steps take texts of the data set, of up to max_length, whose prompts may be short: the
+    larger number of logits counts, and the longer text.
+
+    Raises:
+        UnsupportedError: where the length of a prompt with its completion is not known.
+    """
+    engine = ms_swift_rollout.engine_fields(config, job)
+    new = config.integer("max_completion_length", "max_new_tokens", default=512)
+    lengths = ms_swift_rollout.length_fields(config, job, new, engine)
+    if not lengths:
+        raise config.unsupported("lmbda" if config.has("lmbda") else "rlhf_type", "needs max_length: it limits prompts")
+    if config.number("lmbda", default=0.5) < 1.0 and "sequence_length" in job:
+        own = max(job["sequence_length"], lengths["sequence_length"] - lengths["prompt_length"] + 1)
+        lengths["prompt_length"] = max(1, lengths["sequence_length"] - own + 1)
+    return {"generated_by": "student", **engine, **lengths, **ms_swift_rollout.generation_fields(config, job)}
