@@ -77,6 +77,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pad_token_id": 1,
         "type_vocab_size": 1,
     },
+    "albert": {
+        "vocab_size": VOCABULARY,
+        "embedding_size": 128,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 6,
+        "max_position_embeddings": 1024,
+    },
     "electra": {
         "vocab_size": VOCABULARY,
         "embedding_size": 128,
@@ -184,6 +193,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": [SLIDING, SLIDING, FULL] * 3,
         "mup_enabled": True,
     },
+    "bamba": {
+        **SMALL,
+        "num_hidden_layers": 9,
+        "attn_layer_indices": [2, 5, 8],
+        "mamba_n_heads": 16,
+        "mamba_d_head": 64,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 64,
+        "mamba_chunk_size": 64,
+    },
     "bitnet": {**SMALL, "num_hidden_layers": 6},
     "jais2": {**SMALL, "num_hidden_layers": 6},
     "vaultgemma": {
@@ -248,6 +267,8 @@ def cases() -> Iterator[tuple[str, Job]]:
             job = {**SETTINGS[setting], **given}
             if family.startswith(NO_FLASH) and job.get("attention") == "flash":
                 job["attention"] = "eager"
+            if family == "albert":
+                job["checkpointing"] = "none"
             if family == "vaultgemma" and job.get("attention", "sdpa") == "sdpa":
                 job["attention"] = "eager"
             if family == "gpt_neo":  # it has no SDPA
