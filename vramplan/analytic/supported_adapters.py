@@ -43,7 +43,10 @@ def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, patter
         )
 
 
-OLDER_UNKNOWN = frozenset(("ernie4_5_moe", "hunyuan_v1_moe", "dots1", "minimax_m2", "laguna", "mellum", "solar_open"))
+OLDER_UNKNOWN = (
+    "ernie4_5_moe", "hunyuan_v1_moe", "dots1", "minimax_m2", "laguna", "mellum", "solar_open",
+    "exaone_moe", "flex_olmo", "afmoe",
+)  # fmt: skip
 """Mixtures described as in transformers 5.23 alone: in older versions they are written otherwise, or do not exist."""
 
 

@@ -266,6 +266,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "xlm-roberta": ModelInputs("XLMRobertaForMaskedLM", masked_text, table_behind_padding),
     "camembert": ModelInputs("CamembertForMaskedLM", masked_text, table_behind_padding),
     "electra": ModelInputs("ElectraForMaskedLM", masked_text, table),
+    "albert": ModelInputs("AlbertForMaskedLM", masked_text, table),
     "distilbert": ModelInputs("DistilBertForMaskedLM", masked_text, table),
     "modernbert": ModelInputs("ModernBertForMaskedLM", masked_text),
     "deberta-v2": ModelInputs("DebertaV2ForMaskedLM", masked_text_and_mask, deberta_table),

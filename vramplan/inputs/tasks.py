@@ -62,6 +62,7 @@ CLASS_NAMES: dict[str, ClassNames] = {
     "xlm-roberta": ClassNames("XLMRoberta", head="classifier"),
     "camembert": ClassNames("Camembert", head="classifier"),
     "electra": ClassNames("Electra", head="classifier"),
+    "albert": ClassNames("Albert", head="classifier"),
     "distilbert": ClassNames("DistilBert", head="classifier"),
     "deberta-v2": ClassNames("DebertaV2", head="classifier"),
     "modernbert": ClassNames("ModernBert", head="classifier"),

@@ -207,6 +207,9 @@ def architecture(variant: Variant, *refuses: tuple[str, object], **defaults: obj
         clamps_fp16=True,
         defaults=defaults,
         refuses=refuses,
+        zero3_stops="how positions are made for weights that are divided already is not modelled"
+        if variant.positions == "frozen"
+        else "",
     )
 
 

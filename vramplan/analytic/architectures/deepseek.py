@@ -19,7 +19,7 @@ from vramplan.analytic.layers import moe_linear_experts
 from vramplan.analytic.layers.attention import attend, attention, update_cache
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mla import Turn, as_complex, interleaved, latent_attention
-from vramplan.analytic.layers.mlp import gated
+from vramplan.analytic.layers.mlp import gated, gated_mlp
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.moe import Experts, Groups, Routed, declare, routed, scored_router, wide_router
 from vramplan.analytic.layers.rope import partial_rotary
@@ -54,6 +54,16 @@ def by_types(c: Config) -> list[LayerKind]:
     return [LayerKind(dense=name == "dense") for name in types]
 
 
+def routed_experts(c: Config) -> int:
+    """Experts that a router chooses from; K-EXAONE has a key of its own."""
+    return c.count("n_routed_experts", c.get("num_experts"))
+
+
+def shared_experts(c: Config) -> int:
+    """Experts for all tokens."""
+    return c.count("n_shared_experts", c.get("num_shared_experts"))
+
+
 def shared_and_routed(
     net: Modules, c: Config, x: Tensor, kind: LayerKind, router: Router, loop: Loop = in_fp32
 ) -> Tensor:
@@ -62,13 +72,13 @@ def shared_and_routed(
     if kind.dense:
         return gated(net, "mlp", x, c.count("intermediate_size"), act, bias)
     width = c.count("moe_intermediate_size")
-    experts = Experts(c.count("n_routed_experts"), c.count("num_experts_per_tok"), width, act)
+    experts = Experts(routed_experts(c), c.count("num_experts_per_tok"), width, act)
     rows = flat(x)
     if not net.training.linear_experts:
         declare(net, "mlp.experts", x.shape[-1], experts)  # before the router
     to = router(net, c, rows, experts)
     out = (loop if net.training.linear_experts else routed)(net, "mlp.experts", rows, to, experts).view(*x.shape)
-    shared = gated(net, "mlp.shared_experts", x, width * c.count("n_shared_experts"), act, bias)
+    shared = gated(net, "mlp.shared_experts", x, width * shared_experts(c), act, bias)
     return ops.add(out, shared, "output")
 
 
@@ -85,6 +95,19 @@ def latent(turn: Turn, router: Router, loop: Loop) -> Layer:
         kind,
         lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, turn),
         lambda net, c, x, kind: shared_and_routed(net, c, x, kind, router, loop),
+    )
+
+
+def youtu(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """Youtu-LLM: DeepSeek's attention without experts."""
+    return layer(
+        net,
+        c,
+        x,
+        ctx,
+        kind,
+        lambda net, c, x, ctx, kind: latent_attention(net, c, x, ctx, interleaved),
+        lambda net, c, x, kind: gated_mlp(net, c, x, c.text("hidden_act", "silu"), c.flag("mlp_bias", False)),
     )
 
 
@@ -179,7 +202,7 @@ def corrections(kinds: Callable[[Config], list[LayerKind]]) -> Callable[[Config]
 
     def buffers(c: Config) -> list[Input]:
         mixtures = sum(not kind.dense for kind in kinds(c))
-        return [Input("e_score_correction_bias", (c.count("n_routed_experts"),), "fp32")] * mixtures
+        return [Input("e_score_correction_bias", (routed_experts(c),), "fp32")] * mixtures
 
     return buffers
 
@@ -202,6 +225,11 @@ ARCHITECTURES = {
         attention=("sdpa", "eager"),
         refuses=(*ROUTED, ("rope_interleave", False)),
         peft_experts="qwen2_moe",
+    ),
+    "youtu": Architecture(
+        decoder=Decoder(youtu, rotary=lambda c: Rotary(c.count("qk_rope_head_dim"))),
+        tied=True,
+        refuses=(("rope_interleave", False),),
     ),
     "glm4_moe_lite": Architecture(  # GLM 4.7 Flash: DeepSeek's attention, with heads as wide for values as for keys
         decoder=Decoder(

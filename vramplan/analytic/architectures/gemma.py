@@ -68,6 +68,19 @@ def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, 
     return ops.add(residual, x, "residual stream")
 
 
+def vault(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """VaultGemma: Gemma 2 without the norms behind the branches."""
+    bias = c.flag("attention_bias", False)
+    residual = x
+    x = norm(net, "input_layernorm", x)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
+    x = ops.add(residual, x, "residual stream")
+    residual = x
+    x = norm(net, "pre_feedforward_layernorm", x)
+    x = gated_mlp(net, c, x, act(c))
+    return ops.add(residual, x, "residual stream")
+
+
 def gemma3(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
     """Gemma 3: norms on the heads of q and k as well."""
     return sandwich(net, c, x, ctx, kind, qk_norm=True)
@@ -77,6 +90,13 @@ ARCHITECTURES = {
     "gemma": Architecture(decoder=Decoder(gemma, embed=embed, norm=norm), tied=True),
     "gemma2": Architecture(
         decoder=Decoder(sandwich, embed=embed, norm=norm, after_head=cap, window=window_or(4096)),
+        tied=True,
+        stacks=one_stack(lambda c: patterned(c, 2)),
+        defaults={"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+        attention=("eager", "flash"),  # _supports_sdpa = False: SDPA cannot cap scores
+    ),
+    "vaultgemma": Architecture(
+        decoder=Decoder(vault, embed=embed, norm=norm, after_head=cap, window=window_or(4096)),
         tied=True,
         stacks=one_stack(lambda c: patterned(c, 2)),
         defaults={"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},

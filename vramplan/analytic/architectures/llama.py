@@ -110,6 +110,21 @@ def granite(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -
     return pre_norm_layer(net, c, x, ctx, kind, bias, bias, c.flag("mlp_bias", False), scales_residual=True)
 
 
+def hyperclovax(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
+    """HyperCLOVA X: Granite with a norm behind each branch, before it is scaled."""
+    bias, norms = c.flag("attention_bias", False), c.flag("use_post_norm", True)
+    residual = x
+    x = net.rms_norm("input_layernorm", x)
+    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
+    x = net.rms_norm("post_norm1", x) if norms else x
+    x = ops.add(residual, ops.scale(x), "residual stream")
+    residual = x
+    x = net.rms_norm("post_attention_layernorm", x)
+    x = gated_mlp(net, c, x, c.text("hidden_act", "silu"), c.flag("mlp_bias", False))
+    x = net.rms_norm("post_norm2", x) if norms else x
+    return ops.add(residual, ops.scale(x), "residual stream")
+
+
 def granite_embed(net: Modules, c: Config, ids: Tensor) -> Tensor:
     """Embedding times a number."""
     return ops.scale(embed_tokens(net, c, ids), "scaled embedding")
@@ -266,6 +281,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": Architecture(decoder=Decoder(seed_oss, attention_dropout=("attention_dropout", 0.1))),
     "granite": Architecture(decoder=Decoder(granite, embed=granite_embed, after_head=times)),
+    "hyperclovax": Architecture(decoder=Decoder(hyperclovax, embed=granite_embed, after_head=times)),
     "smollm3": Architecture(decoder=Decoder(llama), stacks=one_stack(smollm3_kinds)),
     "olmo2": Architecture(decoder=Decoder(olmo2, norm=olmo_norm, rotary=lambda c: Rotary(heads_of(c).dim, fp32=True))),
     "olmo3": Architecture(
