@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.helpers import card_of
 from tests.recorded_runs import add_missing, job_of, model_of
-from tests.swift_runs import VERSION
+from tests.swift_runs import ROW, VERSION
 from tests.swift_seeing_template import ARCHITECTURES, as_loaded, positions, register, use_template
 from tests.swift_trace import Swift, SwiftRun
 from tests.trl_runs import GPU
@@ -25,6 +25,8 @@ OF_EACH: tuple[dict[str, Any], ...] = ({"task": "dpo"}, {"task": "dpo", **FROZEN
 OF_ONE: tuple[dict[str, Any], ...] = (
     {"task": "dpo", **WHOLE, "checkpointing": "none"},
     {"task": "dpo", "gradient_accumulation_steps": 4, "micro_batch_size": 1},
+    {"task": "dpo", **ROW},
+    {"task": "dpo", **ROW, **WHOLE, "micro_batch_size": 1},
 )
 
 
@@ -50,9 +52,12 @@ class SeeingSwift(Images, Swift):
 
     def batch(self) -> dict[str, torch.Tensor]:
         """A micro-batch."""
-        batch = {**super().batch(), **self.rows(2 * self.job.micro_batch_size)}
-        shape = batch["input_ids"].shape
-        return batch | (positions(shape) if self.hooked else {})
+        rows = self.rows(2 * self.job.micro_batch_size)
+        if self.job.joins_samples:
+            rows["input_ids"] = rows["input_ids"].view(1, -1)
+            del rows["attention_mask"]
+        batch = {**super().batch(), **rows}
+        return batch | (positions(batch["input_ids"].shape) if self.hooked else {})
 
 
 class SeeingSwiftRun(Seeing, SwiftRun):

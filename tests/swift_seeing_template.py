@@ -28,6 +28,8 @@ def as_loaded(*models: nn.Module | None) -> None:
 
 def use_template(trainer: Any, kind: str, words: Any) -> Any:
     """Give a trainer the template of a type of models, whose hook is not registered yet."""
+    import transformers
+    from packaging import version
     from swift.model.model_arch import get_model_arch
     from swift.template.templates import qwen
 
@@ -37,6 +39,7 @@ def use_template(trainer: Any, kind: str, words: Any) -> Any:
     rest |= {"sequence_parallel_size", "template_meta", "truncation_strategy", "get_base_model"}
     template.__dict__.update({name: one for name, one in vars(trainer.template).items() if name in rest})
     template.mode, template.processor = "train", words
+    template.transformers_version = version.parse(transformers.__version__)
     template._handles, template._deepspeed_initialize = [], None
     trainer.template, trainer.is_multimodal = template, True
     meta = SimpleNamespace(is_multimodal=True, model_arch=get_model_arch(ARCHITECTURES[kind]))

@@ -44,7 +44,9 @@ def is_compared(job: Job, model_type: str) -> bool:
         return True
     if model_type == "qwen3_vl" and job.strategy.startswith("zero"):
         return False
-    return job.task == "dpo" or model_type in OF_SWIFTS_GRPO
+    if job.task == "dpo" and not job.joins_samples:
+        return True
+    return model_type in OF_SWIFTS_GRPO
 
 
 def _is_compared_sharded(job: Job) -> bool:
@@ -75,7 +77,7 @@ IMAGE_TASK_RULES = (
         "{task} {loss} with {videos} was not compared with a run of ms-swift; use {images=1}",
     ),
     Rule(
-        lambda job: sees(job) and job.joins_samples,
+        lambda job: sees(job) and job.joins_samples and not (runs_swift(job) and job.task == "dpo"),
         UNSUPPORTED,
         "{batches} with {task} and {images} was not compared with a run of its trainer; use {batches=padded}",
     ),

@@ -161,7 +161,7 @@ def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
 def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
     assert forward.vision is not None
-    if not (runs_swift(forward.job) and forward.vision.tower.hooked_by_swift):
+    if not (runs_swift(forward.job) and forward.vision.tower.of_swift == "hook"):
         return _merged(forward, x)
     with forward.tape.autocasting(None):  # accelerate wraps forward(), in front of which the hook runs
         x = _merged(forward, x)

@@ -49,7 +49,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
     x = tower.embed(net, c, vision.image, pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
-    of_swift = tower.hooked_by_swift and runs_swift(job)
+    of_swift = tower.of_swift != "" and runs_swift(job)
     needs_grad = given.input_needs_grad and not (of_swift and runs_without_graph(job))
     hooked = tower.hooked
     if of_swift:  # by name (model/models/qwen.py: patch_get_input_embeddings)

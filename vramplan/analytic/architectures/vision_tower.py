@@ -71,8 +71,9 @@ class VisionTower:
     """Whether batches of text alone get that mask too."""
     tower_type: str | None = None
     """The tower's own type, if the architecture takes several."""
-    hooked_by_swift: bool = False
-    """Whether a hook of ms-swift in front of the model runs tower and embeddings (4.6: templates/qwen.py)."""
+    of_swift: str = ""
+    """What ms-swift 4.6 changes, if it was compared: embeddings, the patches are the tower's input embeddings; hook, the
+    tower also runs in a hook in front of the model, without autocast (template/templates/qwen.py: _post_encode)."""
     drops_empty: bool = False
     """Whether tiles that are all zero are dropped."""
     holds_first: bool = True

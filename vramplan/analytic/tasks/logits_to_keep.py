@@ -55,7 +55,10 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     tape, kept = net.tape, scored_tokens(setting.job) + 1
     rows, length = batch.inputs["input_ids"].shape
     if setting.job.joins_samples:  # a mask selects the tokens of all answers of the row, and the last
-        batch = batch._replace(inputs={name: _in_one_row(one) for name, one in batch.inputs.items()})
+        images = set() if setting.vision is None else {one.name for one in setting.vision.image.tensors}
+        batch = batch._replace(
+            inputs={name: one if name in images else _in_one_row(one) for name, one in batch.inputs.items()}
+        )
         rows, kept = 1, rows * (kept - 1) + 1
     logits = logits_of(net, setting, phase, batch, kept)
     tape.enter(after, None)

@@ -278,11 +278,12 @@ QWEN3 = VisionTower(
     between=qwen3_between,
     deep=lambda whole: len(deep_layers(whole.part("vision_config"))),
     hooked="nothing",
+    of_swift="embeddings",
     token_types=True,
     returns_features=False,
     holds_first=False,
 )
-QWEN3_5 = replace(QWEN3, kinds=depth, text_type="qwen3_5_text", between=None, deep=lambda whole: 0)
+QWEN3_5 = replace(QWEN3, of_swift="", kinds=depth, text_type="qwen3_5_text", between=None, deep=lambda whole: 0)
 TOWERS = {
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": replace(QWEN3_5, text_type="qwen3_5_moe_text"),
@@ -295,7 +296,7 @@ TOWERS = {
         depth,
         QWEN2,
         place=place,
-        hooked_by_swift=True,
+        of_swift="hook",
         token_types=True,
         returns_features=False,
         holds_first=False,
@@ -307,7 +308,7 @@ TOWERS = {
         kinds,
         QWEN2,
         place=windowed,
-        hooked_by_swift=True,
+        of_swift="hook",
         token_types=True,
         returns_features=False,
         holds_first=False,
