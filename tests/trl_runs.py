@@ -109,9 +109,14 @@ def cases() -> Iterator[dict[str, Any]]:
             if task == "kto" and job.get("micro_batch_size") == 1:  # TRL refuses it
                 continue
             yield case(*llama, {**SMALL, "task": task, "loss": loss, **job})
+    for job in OF_LLAMA:
+        yield case(*llama, {**SMALL, "task": "orpo", "loss": "fused_log_probs", **job})
+    for model, config, own in FAMILIES[1::4]:
+        yield case(model, config, {**SMALL, "task": "orpo", "loss": "fused_log_probs", **own})
     for method in ("lora", "full"):
         for task in ("cpo", "simpo"):
-            yield case(*llama, {**SMALL, "task": task, "loss": "standard", "method": method})
+            for loss in ("standard", "fused_log_probs"):
+                yield case(*llama, {**SMALL, "task": task, "loss": loss, "method": method})
         for task in ("dpo", "kto"):
             job = {**SMALL, "task": task, "loss": "chunked", "method": method, "reference": "precomputed"}
             yield case(*llama, job, **PRECOMPUTED)

@@ -210,6 +210,20 @@ def triton_kernels() -> Iterator[None]:
 
 
 @contextmanager
+def kernel_of_log_probs() -> Iterator[None]:
+    """Inside, log-probabilities of whole logits are those of TRL's kernel (from 1.14 on, where Triton is there)."""
+    import trl.kernels.logprob_entropy as kernels
+    import trl.trainer.utils as utils
+
+    stub = _Kernel()
+    with (
+        patch.object(utils, "_supports_trl_loss_kernel", lambda *_: True),
+        patch.multiple(kernels, _forward_kernel=stub, _backward_kernel=stub),
+    ):
+        yield
+
+
+@contextmanager
 def compiles() -> Iterator[None]:
     """Inside, Liger's losses run what torch.compile makes of them for a GPU."""
     from tests.inductor_code import compiled
@@ -416,7 +430,8 @@ class TrlRun:
     def go(self) -> dict[str, int]:
         """Peak of live tensors in each phase, in bytes."""
         with ExitStack() as stack:
-            for one in (quiet(), as_cuda(self.gpu), triton_kernels(), tensors_in_lists(), compiles()):
+            log_probs = kernel_of_log_probs() if self.job.loss == "fused_log_probs" else nullcontext()
+            for one in (quiet(), as_cuda(self.gpu), triton_kernels(), log_probs, tensors_in_lists(), compiles()):
                 stack.enter_context(one)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             model = self._model()

@@ -283,6 +283,8 @@ class Job(Record):
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
     1.9.
+    With `task` orpo, cpo and simpo: fused_log_probs is that of TRL from 1.14 on, whose kernel keeps numbers of tokens
+    alone, standard of 0.19 to 1.13, of later ones without Triton, and of ms-swift.
     With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
     logits_to_keep is ms-swift's, which compares 512 tokens of them at a time.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is

@@ -32,6 +32,7 @@ Loss = Literal[
     "concatenated",
     "concatenated_states",
     "log_softmax",
+    "fused_log_probs",
     "logits_to_keep",
     "liger_logits_to_keep",
     "value_head",

@@ -14,6 +14,8 @@ TRL_TASKS = (*PREFERENCE, *GENERATING)
 """Tasks of TRL's trainers."""
 SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
+ODDS = ("orpo", "cpo", "simpo")
+"""Those without a reference."""
 OWN_REFERENCE = (None, "adapters_off")
 """References of a trainer that takes the model without adapters."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
@@ -46,9 +48,9 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
         "kept_log_probs",
     ),
     "kto": ("chunked", "standard", "log_softmax", "logits_to_keep"),
-    "orpo": ("standard",),
-    "cpo": ("standard",),
-    "simpo": ("standard",),
+    "orpo": ("fused_log_probs", "standard"),
+    "cpo": ("fused_log_probs", "standard"),
+    "simpo": ("fused_log_probs", "standard"),
     "reward": ("standard", "chunked", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
@@ -174,6 +176,11 @@ TASK_RULES = (
         for task, losses in PREFERENCE_LOSSES.items()
     ),
     Rule(
+        lambda job: job.task not in ODDS and job.loss == "fused_log_probs",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=orpo}, cpo or simpo",
+    ),
+    Rule(
         lambda job: job.task != "dpo" and job.loss in CONCATENATED,
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo}",
@@ -230,18 +237,14 @@ TASK_RULES = (
         "{strategy} {offload} with {task} is not modelled yet; use {strategy=zero2} and {offload=none}",
     ),
     Rule(
-        lambda job: job.task in ("orpo", "cpo", "simpo") and job.strategy != "ddp",
-        UNSUPPORTED,
-        "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=ddp}",
-    ),
-    Rule(
         lambda job: (
             is_preference(job)
             and job.strategy == "fsdp"
-            and job.task not in (("dpo",) if job.fsdp.version == 1 else ("dpo", "kto"))
+            and job.task in (("kto", "reward") if job.fsdp.version == 1 else ("reward",))
         ),
         UNSUPPORTED,
-        "{strategy} with {task} is modelled for DPO, and for KTO under FSDP version 2; use {strategy=zero2}",
+        "{strategy} with {task} was not compared with a run of TRL: reward models are not, nor is KTO under FSDP"
+        " version 1; use {strategy=zero2}",
     ),
     Rule(
         lambda job: is_preference(job) and job.strategy in ("fsdp", "zero3") and job.quantize != "none",

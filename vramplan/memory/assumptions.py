@@ -137,7 +137,8 @@ def _describe_task(job: Job) -> str:
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):
-        return f"{job.task.upper()} as TRL 1.16 runs it on pairs; "
+        version = "1.16" if job.loss == "fused_log_probs" else "0.19 to 1.13"
+        return f"{job.task.upper()} as TRL {version} runs it on pairs; "
     pairs = "" if job.task == "kto" else " on pairs"
     package = OF_FRAMEWORKS.get(job.loss, "TRL 1.12 with Liger's loss" if job.loss == "liger" else "TRL")
     return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[job.reference_source]}; "

@@ -18,7 +18,7 @@ from vramplan.inputs.load import OTHER_MODELS, name_of_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of
 from vramplan.inputs.sequence_length import default_sequence_length, max_positions
-from vramplan.inputs.task_rules import OF_FRAMEWORKS, PREFERENCE, PREFERENCE_LOSSES, TRL_TASKS
+from vramplan.inputs.task_rules import ODDS, OF_FRAMEWORKS, PREFERENCE, PREFERENCE_LOSSES, TRL_TASKS
 from vramplan.inputs.tasks import head_of
 from vramplan.inputs.usual_names import UNKNOWN_VALUES
 
@@ -80,7 +80,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if prefers and job.get("strategy") == "zero3" and job.get("method") != "full":
         if job.get("loss") not in OF_FRAMEWORKS:
             job.setdefault("lora_dtype", half)  # TRL 1.16: autocast_adapter_dtype=False
-        job.setdefault("reentrant", job.get("checkpointing", "full") == "full")  # TRL's and those of frameworks
+        if job["task"] not in ODDS:  # those leave it to transformers
+            job.setdefault("reentrant", job.get("checkpointing", "full") == "full")  # TRL's and those of frameworks
     if job.get("task") in PREFERENCE_LOSSES:
         job.setdefault("loss", PREFERENCE_LOSSES[job["task"]][0])
     if job.get("strategy") == "zero3" and isinstance(job.get("zero", {}), dict):

@@ -32,7 +32,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
 LOSSES: Mapping[str, str] = {
     "standard": "whole logits", "chunked": "TRL's loss in chunks", "liger": "Liger's loss", "cut": "cut cross-entropy",
     "log_softmax": "its loss", "logits_to_keep": "its loss", "liger_logits_to_keep": "Liger's loss",
-    "value_head": "its loss",
+    "value_head": "its loss", "fused_log_probs": "TRL's kernel of log-probabilities",
 }  # fmt: skip
 
 

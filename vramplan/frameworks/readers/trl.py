@@ -78,7 +78,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         job["lora_dtype"] = job["dtype"] if job["autocast"] == "none" else job["autocast"]
     job["checkpointing"] = "full" if config.boolean(*CHECKPOINTING, default=at_least(version, "0.22")) else "none"
     job |= reentrant_fields(config, job, not at_least(version, "0.27"))
-    if job["method"] != "full" and job.get("strategy") == "zero3" and at_least(version, "1.12" if task else "0.28"):
+    forces = task not in ("orpo", "cpo") and at_least(version, "1.12" if task else "0.28")
+    if job["method"] != "full" and job.get("strategy") == "zero3" and forces:
         job["reentrant"] = job["checkpointing"] == "full"  # TRL forces it (trainer/sft_trainer.py, dpo_trainer.py)
     job |= attention_field(config, "attn_implementation")
     if task is None:

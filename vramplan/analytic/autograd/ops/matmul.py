@@ -65,7 +65,8 @@ def linear(
     moved = (rows * (in_features + out_features) + in_features * out_features) * DTYPE_BYTES[x.dtype]
     dtype = x.dtype
     # gradients in the order of the generated formulas: mm's mat2, self; addmm's mat1, mat2, self
-    order = (1, 0) if bias is None else (0, 1, 2)
+    # DeepSpeed's own linear (0.19, runtime/zero/linear.py) makes the input's first, none of them a view
+    order = (1, 0) if bias is None and not tape.keeps_inputs else range(len(inputs))
 
     def backward(grad: Tensor) -> Grads:
         grads: Grads = [None] * len(likes)
@@ -81,7 +82,8 @@ def linear(
             tape.product(flops, moved, dtype, prod(like.shape))
             product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
             # a view: of the input's three dimensions, or transposed for the weight
-            grads[index] = product.view(*like.shape) if index == 1 or len(like.shape) > 2 else product
+            is_view = not tape.keeps_inputs and (index == 1 or len(like.shape) > 2)
+            grads[index] = product.view(*like.shape) if is_view else product
             del product
         return grads
 
