@@ -88,8 +88,9 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
     if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
         found += [Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers")] * 2
     for table in architecture.buffers(config):
-        formula = f"{' x '.join(map(str, table.shape))} {table.dtype}"
-        found.append(Storage(table.num_elements * DTYPE_BYTES[table.dtype], "parameter", table.name, formula))
+        dtype = table.dtype or setting.job.dtype
+        formula = f"{' x '.join(map(str, table.shape))} {dtype}"
+        found.append(Storage(table.num_elements * DTYPE_BYTES[dtype], "parameter", table.name, formula))
     return found
 
 

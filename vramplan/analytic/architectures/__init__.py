@@ -59,6 +59,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "t5": "t5 mt5",
         "bart": "bart",
         "whisper": "whisper",
+        "csm": "csm",
         "wav2vec2": "wav2vec2 hubert",
     },
 )
