@@ -133,6 +133,17 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('checkpointing', 'full')}: transformers 5.23 has no gradient checkpointing for"
             f" {spec.model_type}; use {setting('checkpointing', 'none')}"
         )
+    for name, modelled in architecture.only.items():
+        if getattr(job, name) not in modelled:
+            raise UnsupportedError(
+                f"{setting(name, getattr(job, name))}: not modelled yet for {spec.model_type}; use"
+                f" {setting(name, modelled[0])}"
+            )
+    if architecture.hook_stops and job.checkpointing == "full" and job.method != "full":
+        raise ConfigError(
+            f"{setting('checkpointing', 'full')} with {setting('method', job.method)}: {architecture.hook_stops}; use"
+            f" {setting('checkpointing', 'none')}, or {setting('method', 'full')}"
+        )
     shape = architecture.shape(config)
     if not isinstance(shape.positions, (int, float, type(None))):
         raise SpecError(f"{spec.name}: {str(shape.positions)[:40]!r} positions; expected a whole number")

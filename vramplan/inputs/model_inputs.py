@@ -8,42 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from math import prod
-from typing import NamedTuple
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, setting
-from vramplan.inputs import sound
+from vramplan.inputs import sound, spoken
+from vramplan.inputs.batch_input import Input as Input
 from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import Task
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.tasks import CLASS_NAMES, IMAGES, OTHER_TASKS, RERANKERS, class_of, head_of, num_labels
-
-
-class Input(NamedTuple):
-    """An input of the model; `shape` is that of one sample."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "int64"
-    """Empty for a table of the model in the dtype of its weights."""
-    stacked: bool = True
-    """Whether a batch has a dimension more; otherwise samples lie one after another along the first dimension."""
-
-    @property
-    def num_elements(self) -> int:
-        """Elements in one sample."""
-        return prod(self.shape)
-
-    def of_rows(self, rows: int) -> Input:
-        """The same input of samples that are so many rows of a batch each."""
-        return self if rows == 1 else self._replace(shape=(rows, *self.shape), stacked=False)
-
-    def batched(self, samples: int) -> tuple[int, ...]:
-        """Shape of a batch."""
-        return (samples, *self.shape) if self.stacked else (samples * self.shape[0], *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +48,9 @@ class ModelInputs:
     tokens: Mapping[str, object] = field(default_factory=dict)
     """Keys that the class needs and a configuration may leave out, such as numbers of tokens; any value will do."""
     hears: bool = False
-    """Whether a sample is a waveform, whose length is the job's `audio_seconds`."""
+    """Whether a sample has a waveform, whose length is the job's `audio_seconds`."""
+    speaks: bool = False
+    """Whether it is the sound of a text (:mod:`vramplan.inputs.spoken`)."""
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Keys of the configuration that a trace sets, so that it does not depend on chance."""
 
@@ -290,6 +267,7 @@ MODEL_INPUTS: dict[str, ModelInputs] = {
     "pegasus": replace(BART, model_class="PegasusForConditionalGeneration"),
     "marian": replace(BART, model_class="MarianMTModel"),
     "m2m_100": replace(BART, model_class="M2M100ForConditionalGeneration"),
+    "csm": ModelInputs("CsmForConditionalGeneration", spoken.inputs, hears=True, speaks=True),
     "whisper": ModelInputs("WhisperForConditionalGeneration", speech, lambda c: c.count("max_target_positions", 448)),
 }
 """By transformers' model_type."""
@@ -465,7 +443,8 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
             f" {setting('sequence_length')} tokens"
         )
     if samples.hears:
-        return sound.complete(c, settings, labels=samples.has_text)
+        completes = spoken.complete if samples.speaks else sound.complete
+        return completes(c, settings, samples.has_text)
     if settings.get("audio_seconds") is not None:
         raise ConfigError(f"{setting('audio_seconds', settings['audio_seconds'])}: {spec.name} reads no waveforms")
     if samples.has_text:
@@ -498,7 +477,8 @@ def describe(spec: ModelSpec, job: Job) -> str | None:
         return None
     c, parts = Config(spec.config, spec.name), []
     if samples.hears:
-        parts.append(sound.describe(job, samples.has_text))
+        describes = spoken.describe if samples.speaks else sound.describe
+        parts.append(describes(job, samples.has_text))
     elif samples.has_text:
         parts.append(f"{job.batches} sequences of {job.sequence_length} tokens, all equally long")
     if spec.model_type == "whisper":

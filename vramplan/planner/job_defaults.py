@@ -106,7 +106,7 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         _check_text_only(spec, job)
     if is_described(spec):
         architecture, config, *_ = architecture_of(spec)
-        if not architecture.checkpoints:
+        if not architecture.checkpoints or (architecture.hook_stops and job.get("method") != "full"):
             job.setdefault("checkpointing", "none")
         usual = "eager" if gpu.vendor == "Apple" else "sdpa"  # validation.py: check_apple
         job.setdefault("attention", usual if usual in architecture.attention else architecture.attention[0])

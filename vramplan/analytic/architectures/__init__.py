@@ -66,6 +66,7 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "t5": "t5 mt5 umt5",
         "bart": "bart mbart pegasus marian m2m_100",
         "whisper": "whisper",
+        "csm": "csm",
         "wav2vec2": "wav2vec2 hubert",
     },
 )

@@ -82,7 +82,8 @@ class Architecture:
     tied: bool = False
     """Whether the head shares the embedding's weight if the configuration has no ``tie_word_embeddings``."""
     buffers: Callable[[Config], list[Input]] = lambda c: []
-    """Tables that are loaded with the weights; those of rotary embeddings follow from the decoder."""
+    """Tables that are loaded with the weights, in the model's dtype if they name none; those of rotary embeddings
+    follow from the decoder."""
     loads: tuple[str | int, ...] = ()
     """Beginnings of the names of weights and numbers of stacks, in the order that transformers' class makes them, if
     that is not embeddings, layers, the rest: blocks of weights lie beside each other in that order."""
@@ -113,6 +114,10 @@ class Architecture:
     """Modules that PEFT refuses to adapt (0.21, tuners_utils.py: _check_lora_target_modules_mamba)."""
     clamps_fp16: bool = False
     """Whether its layers clamp fp16 values, which is not modelled."""
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Settings of a job of which some values alone are modelled, the usual one first."""
+    hook_stops: str = ""
+    """Why adapters do not train with gradient checkpointing, whose hook makes embeddings leaves."""
     zero3_stops: str = ""
     """Why the model does not load under ZeRO-3."""
     dora_stops: str = ""

@@ -72,7 +72,7 @@ class VisionTower:
     tower_type: str | None = None
     """The tower's own type, if the architecture takes several."""
     of_swift: str = ""
-    """What ms-swift 4.6 changes, if it was compared: embeddings, the patches are the tower's input embeddings; hook, the
+    """What ms-swift 4.6 changes, if compared: embeddings: the patches are the tower's input embeddings; hook: the
     tower also runs in a hook in front of the model, without autocast (template/templates/qwen.py: _post_encode)."""
     drops_empty: bool = False
     """Whether tiles that are all zero are dropped."""

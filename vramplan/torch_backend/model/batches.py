@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from vramplan.inputs.job import Job
+from vramplan.inputs.model_inputs import Input
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model.subject import ImageInputs, Subject
 
@@ -21,15 +22,7 @@ def make_inputs(subject: Subject, job: Job, device: str, times: int = 1) -> Inpu
             return {name: _like(tensor, times, device) for name, tensor in subject.example.items()}
         return tuple(_like(tensor, times, device) for tensor in subject.example)
     if subject.model_inputs is not None:
-        return {
-            spec.name: torch.full(
-                (times * job.micro_batch_size, *spec.shape),
-                int(spec.name == "attention_mask"),
-                dtype=WHOLE.get(spec.dtype) or DTYPES[spec.dtype],
-                device=device,
-            )
-            for spec in subject.model_inputs.inputs
-        }
+        return {spec.name: _filled(spec, times * job.micro_batch_size, device) for spec in subject.model_inputs.inputs}
     shape = (times * job.micro_batch_size, job.sequence_length)
     if job.batches == "flattened":
         shape = (times, job.micro_batch_size * job.sequence_length)
@@ -67,6 +60,17 @@ def image_batch(images: ImageInputs, shape: tuple[int, int], device: str) -> dic
             times = batch_shape[: len(batch_shape) - len(tensor.shape)] or (batch_shape[0] // tensor.shape[0],)
             batch[tensor.name] = values.repeat(*times, *[1] * (len(batch_shape) - len(times))).to(device)
     return batch
+
+
+def _filled(spec: Input, samples: int, device: str) -> torch.Tensor:
+    """An input of all samples, with its values if the model reads them."""
+    dtype = WHOLE.get(spec.dtype) or DTYPES[spec.dtype]
+    if spec.values:
+        return (
+            torch.tensor(spec.values, dtype=dtype).view(spec.shape).repeat(samples, *[1] * len(spec.shape)).to(device)
+        )
+    # filled in place, so that a trace does not know the values: masks are all ones, and yet stand for padded batches
+    return torch.empty((samples, *spec.shape), dtype=dtype, device=device).fill_(int(spec.name == "attention_mask"))
 
 
 def _like(example: torch.Tensor, times: int, device: str) -> torch.Tensor:

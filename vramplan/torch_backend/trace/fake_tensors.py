@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
-from vramplan.torch_backend.trace import speech
+from vramplan.torch_backend.trace import codec, speech
 
 CPU = torch.device("cpu")
 FACTORIES = {
@@ -107,6 +107,7 @@ class Fakes:
     def __init__(self, values: bool = False) -> None:
         self.mode = ConstantsMode(allow_non_fake_inputs=False)
         self.values = values
+        self.labels = codec.Labels()
         self._cache: dict[Any, Metadata] = {}
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -126,6 +127,8 @@ class Fakes:
                 return constant
         if self.values and func is torch.ops.aten.ne.Scalar and _looks_for_empty_images():
             return self._constant(torch.ones(args[0].shape, dtype=torch.bool))
+        if self.values and (ignored := self.labels.answer(func, args)) is not None:
+            return self._constant(ignored)
         if func in MASKS and (speech.selects_frames(func) or (self.values and _counts_features())):
             selected = self._by_constant_mask(func, args)
             if selected is not None:
@@ -182,10 +185,12 @@ class Fakes:
         mask = args[0] if expands else args[1][0]
         if not _is_fake(mask) or mask.constant is None or mask.dtype is not torch.bool:
             return None
+        known = None if expands else args[0].constant if _is_fake(args[0]) else None
         with no_dispatch():
             real = mask.constant.expand(args[1]) if expands else mask.constant.sum()
-        if expands:
-            return self._constant(real)
+            chosen = None if known is None else known[mask.constant]
+        if expands or chosen is not None:
+            return self._constant(real if chosen is None else chosen)
         shape = (int(real), *args[0].shape[mask.dim() :])
         with in_kernel_invocation_manager(self.mode):
             picked = torch.empty(shape, dtype=args[0].dtype, device="meta")
@@ -202,17 +207,18 @@ def _looks_for_empty_images() -> bool:
 
 
 def _computes_positions() -> bool:
-    """Whether integers pass through floats: Gemma 4's pooled image positions, Qwen's and GLM's positions."""
+    """Whether integers pass through floats: Gemma 4's pooled image positions, Qwen's and GLM's, Mimi's lengths."""
     return (
         _within(("modeling_gemma4.py",)) == "_avg_pool_by_positions"
         or _within(FRAME_POSITION_FILES) == "get_vision_position_ids"
         or _within(("modeling_qwen3_omni_moe.py",)) in ROPE_FUNCTIONS
+        or _within(("modeling_mimi.py",)) == "_get_output_length"
     )
 
 
 def _counts_features() -> bool:
-    """Whether Gemma 4 selects all elements at image positions, only to count them."""
-    return _within(("modeling_gemma4.py",)) == "forward"
+    """Whether Gemma 4 selects all elements at image positions, only to count them, or CSM its frames of sound."""
+    return _within(("modeling_gemma4.py", *codec.FILES)) in ("forward", "_merge_input_ids_with_input_values")
 
 
 def _within(files: tuple[str, ...]) -> str:

@@ -36,6 +36,7 @@ from vramplan.torch_backend.model.subject import Subject
 from vramplan.torch_backend.model.training_loop import Steps
 from vramplan.torch_backend.suppress_output import quiet
 from vramplan.torch_backend.trace import batch_scaling
+from vramplan.torch_backend.trace.codec import keep_sizes
 from vramplan.torch_backend.trace.cuda_emulation import as_cuda
 from vramplan.torch_backend.trace.fake_tensors import Fakes, tensors_in_lists
 from vramplan.torch_backend.trace.host_reads import HostReads
@@ -66,9 +67,9 @@ def trace(
     Raises:
         VramplanError: if the job cannot run or cannot be traced.
     """
-    return run(spec, job, gpu, Fakes(values=job.pictures > 0), progress, trust_remote_code).simulated_step(
-        dependencies.versions()
-    )
+    return run(
+        spec, job, gpu, Fakes(values=job.pictures > 0 or spec.model_type == "csm"), progress, trust_remote_code
+    ).simulated_step(dependencies.versions())
 
 
 def run(
@@ -198,6 +199,8 @@ class Run:
             tracker.sums.calibrate(tracker)
             tracker.enter("loaded")
             place(self.subject.module, tracker)
+            if self.fakes:
+                keep_sizes(self.subject.module)
             if not any(p.requires_grad for p in self.subject.module.parameters()):
                 raise ConfigError(f"{self.spec.name}: nothing in this model trains: every parameter is frozen")
             steps = Steps(self.subject, job, self.recipe, tracker, self._enter)
