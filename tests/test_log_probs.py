@@ -110,7 +110,7 @@ def test_gradients_reduced_in_fp32() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="reduce_dtype is modelled for FSDP version 1"):
-        vramplan.estimate(SPEC, card_of("h100"), **STEP, **FSDP, fsdp={"reduce_dtype": "fp32"})
+        vramplan.estimate(SPEC, card_of("h100"), **{**STEP, "loss": "standard"}, **FSDP, fsdp={"reduce_dtype": "fp32"})
     with pytest.raises(ConfigError, match="Triton"):
         vramplan.estimate(
             SPEC, "apple-m1-max-64gb", **{**STEP, "dtype": "fp32", "autocast": "none", "attention": "eager"}

@@ -205,7 +205,7 @@ def test_more_tokens_are_scored_than_trained_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"strategy": "zero3", "fsdp": {}}, "FSDP 1 alone"),
+        ({"strategy": "zero3", "fsdp": {}}, "under FSDP alone"),
         ({"generate_with": "transformers", "vllm_share": 0.3}, "verl's actor with vLLM"),
         ({"lora_dropout": 0.1, "method": "lora"}, "without quantization and dropout"),
         ({"verl": {"critic": {**CRITIC, "model": "gemma-3-1b-pt"}}}, "gemma3_text with a value for each token"),
@@ -214,7 +214,7 @@ def test_more_tokens_are_scored_than_trained_on() -> None:
         ({"task": None, "prompt_length": None, "generate_with": "transformers", "vllm_share": 0.3,
           "verl": {"param_offload": True}}, "verl has no meaning without"),
         ({"task": None, "prompt_length": None, "generate_with": "transformers", "vllm_share": 0.3, "loss": "standard",
-          "fsdp": {"version": 2, "sync_each_batch": True}}, "sync_each_batch is modelled for FSDP version 1 alone"),
+          "fsdp": {"version": 2, "sync_each_batch": True}}, "sync_each_batch is modelled for FSDP version 1"),
     ],
 )  # fmt: skip
 def test_what_is_refused(changes: dict[str, Any], said: str) -> None:

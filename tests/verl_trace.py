@@ -42,7 +42,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, ...]:
-        losses, lse, z_losses = (torch.empty(logits.shape[0]) for _ in range(3))
+        losses, lse, z_losses = (torch.empty(logits.shape[0], device=logits.device) for _ in range(3))
         ctx.save_for_backward(logits, lse, labels)
         ctx.mark_non_differentiable(z_losses)
         ctx.in_place = in_place
@@ -59,10 +59,11 @@ class Entropies(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        rows, dtype = (logits.shape[0], 1), logits.dtype
-        highest, sums, scale = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=dtype)
+        rows, like = (logits.shape[0], 1), {"dtype": logits.dtype, "device": logits.device}
+        highest, sums = (torch.empty(rows, device=logits.device) for _ in range(2))
+        scale = torch.empty(rows, **like)
         ctx.save_for_backward(logits, highest, sums, scale)
-        return torch.empty(logits.shape[0], dtype=dtype)
+        return torch.empty(logits.shape[0], **like)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
@@ -81,9 +82,9 @@ def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, se
     return whole.index_put((indices,), hidden_states).view(batch, seqlen, *hidden_states.shape[1:])
 
 
-def load(folder: Path) -> SimpleNamespace:
-    """verl's actor from the unpacked package in `folder`, beside stand-ins for flash-attn's functions."""
-    sys.path.insert(0, str(folder))
+@contextmanager
+def with_stubs() -> Iterator[None]:
+    """Inside, modules are imported that import flash-attn's functions."""
     stubs: dict[str, dict[str, Any]] = {
         "flash_attn": {}, "flash_attn.ops": {}, "flash_attn.ops.triton": {},
         "flash_attn.ops.triton.cross_entropy": {
@@ -97,11 +98,18 @@ def load(folder: Path) -> SimpleNamespace:
         module.__spec__ = ModuleSpec(name, None)
         vars(module).update({"__path__": [], **values})
         sys.modules[name] = module
-    from verl.workers.actor import dp_actor
-    from verl.workers.critic import dp_critic
-
+    yield
     for name in stubs:
         del sys.modules[name]
+
+
+def load(folder: Path) -> SimpleNamespace:
+    """verl's actor from the unpacked package in `folder`, beside stand-ins for flash-attn's functions."""
+    sys.path.insert(0, str(folder))
+    with with_stubs():
+        from verl.workers.actor import dp_actor
+        from verl.workers.critic import dp_critic
+
     for module in (dp_actor, dp_critic):
         module.unpad_input, module.pad_input = unpad_input, pad_input
         module.index_first_axis = lambda values, indices: values[indices]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import NamedTuple
 
 from vramplan.analytic import openrlhf_rollout, ppo_phases
@@ -24,6 +23,7 @@ from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes, passing_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
+from vramplan.analytic.verl_sync import bucket_of, sent_by_fsdp2, whole_weights
 from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, vllm_weight_bytes, weight_bytes
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
@@ -32,7 +32,7 @@ from vramplan.memory import passes, vllm
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
-from vramplan.units import DTYPE_BYTES, MiB, ceil_div
+from vramplan.units import DTYPE_BYTES, ceil_div
 
 DECODED, WHOLE = 256, 32
 """Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
@@ -199,19 +199,21 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
     _create_chunk_dtensor), then one whole weight at a time beside the bucket; of adapters what is gathered to take them
     out (workers/engine/fsdp/transformer_impl.py: get_per_tensor_param; utils/fsdp_utils.py: collect_lora_params).
     """
-    job = step.job
+    job, needs = step.job, RolloutPhase._field_defaults["needs"]
     factor = DTYPE_BYTES[job.dtype] // DTYPE_BYTES[job.computed_dtype or job.dtype]
     whole, layer = factor * weight_bytes(step), factor * gathered_bytes(step)
     alone = job.num_gpus == 1  # a full state dict, which clones; nothing is gathered (_state_dict_utils.py)
     layer = 0 if alone else layer
-    bucket = Storage(job.verl.bucket_mib * MiB, "communication", "bucket of weights on their way to vLLM")
+    bucket = bucket_of(step)
     awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
-    if job.method == "full":
-        largest = max(prod(one.parameter.shape) for one in step.placed) * DTYPE_BYTES[job.dtype]
+    if job.fsdp.version == 2:
+        kinds, events, needs = sent_by_fsdp2(step)
+    elif job.method == "full":
         gathered = Storage(layer, "communication", "weights gathered for a state dict")
         own = Storage(ceil_div(whole, job.num_gpus // job.fsdp.replicas), "communication", "state dict: own parts")
-        one = Storage(largest, "communication", "a whole weight on its way to vLLM")
-        kinds, events = [gathered, own, one, bucket], [0, 1, ~0, 2, 3, ~2, ~3, ~1]
+        kinds = [gathered, own, bucket, *whole_weights(step)]
+        sent = range(2, len(kinds))
+        events = [0, 1, ~0, *sent, *(~number for number in sent), ~1]
     else:
         size = layer if job.verl.layered_summon or alone else whole
         kinds, events = (
@@ -222,7 +224,7 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
     events = [number, *events, ~number] if awake else events
     kinds = [*kinds, *awake, EMPTY_CACHE]
     last = len(kinds) - 1
-    return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]))
+    return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]), needs)
 
 
 GENERATORS = {"student": ("student",), "teacher": ("teacher",), "both": ("student", "teacher")}
@@ -289,8 +291,14 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
         return
     setting, steps = replace(step.setting, job=_scored(job)), steps_per_generation(job)
     record = simulate_scoring(setting, steps)
-    if not job.shards_weights or job.runs_own_actor:
+    if not job.shards_weights or job.runs_openrlhf:
         yield _gathered(step, recorded_phase(step, "scoring", record, setting), whole=False)
+        return
+    if job.runs_verl:
+        yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY)
+        if job.reference == "model":
+            scored = scored_step(step, setting, record, REFERENCE)
+            yield ShardedScoring("reference", scored, REFERENCE, needs=())
         return
     if scores_itself(job):
         yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY, steps)

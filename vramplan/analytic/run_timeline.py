@@ -174,6 +174,8 @@ class SimulatedRun:
         phases_of = rollout_phases if self.step.job.value_model is None else value_rollout
         rollouts, known = [*phases_of(self.step, self.generated)], dict[int, int]()
         scorers = {POLICY: share, REFERENCE: reference or share}
+        if self.step.job.runs_verl and self.step.job.reference == "model":
+            scorers[REFERENCE] = verl_reference(self.step, record)
         if self.step.job.reward_model is not None:
             sharded = [one for one in rollouts if isinstance(one, ShardedScoring) and one.phase == REWARD]
             scorers |= {one.phase: _loaded_beside(one.step, record) for one in sharded}
@@ -192,6 +194,7 @@ class SimulatedRun:
             beside = None if sleeps else self.critic.trained(sleeps)
         if (later := later_images(self.step)) is not None:
             record.allocate(later)
+        share.hold(())
         record.enter("forward")
         simulated = self.step.record.storages
         first = record.add_kinds([EMPTY_CACHE if one.category == EMPTIES_CACHE else LATER for one in simulated])
@@ -222,6 +225,8 @@ class SimulatedRun:
                             share.generation_ends()
                     if step == number == 0 and critic is not None:
                         record.allocate_all(critic.states)
+                    if self.step.job.verl.in_host_memory:
+                        record.enter("forward")
                     share.hold(ALL_PARTS)
                 if number == 0:
                     trains_beside = [] if beside is None else [record.allocate(beside)]
@@ -238,6 +243,7 @@ class SimulatedRun:
             share.drop_gradients(offset)
             record.extend(share.on_this_card(events[slice(*end)]), offset)  # the training loop's own part
             record.free_all(trains_beside)
+            share.hold(())
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:
@@ -258,6 +264,13 @@ class SimulatedRun:
             share.device,
             share.sent.communication(),
         )
+
+
+def verl_reference(step: Step, record: Recorder) -> Strategy:
+    """Verl's reference, whose weights are in host memory."""
+    from vramplan.analytic.strategies.verl_reference import verl_reference
+
+    return verl_reference(step, record)
 
 
 def _loaded_beside(step: Step, record: Recorder) -> Strategy:

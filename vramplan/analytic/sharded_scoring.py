@@ -32,11 +32,12 @@ def scored_step(step: Step, setting: StepSpec, record: StepRecord, phase: str) -
 class ShardedScoring:
     """Forwards without gradients: of the model that trains, of the reference, or of a reward model."""
 
-    needs = ("weights",)
-    """What of the model is on the GPU meanwhile, of what may wait in host memory."""
-
-    def __init__(self, name: str, step: Step, phase: str, forwards: int = 1) -> None:
+    def __init__(
+        self, name: str, step: Step, phase: str, forwards: int = 1, needs: tuple[str, ...] = ("weights",)
+    ) -> None:
         self.name, self.step, self.phase = name, step, phase
+        self.needs = needs
+        """What of the model is on the GPU meanwhile, of what may wait in host memory."""
         self.forwards = min(FORWARDS, forwards)
         self.others: list[Storage] = []
         """What else lives from its beginning to its end."""
@@ -72,3 +73,4 @@ class ShardedScoring:
                     model.forward_ends()
                     record.extend(events[piece.first_event : end], offset)
         record.free_all(others)
+        model.scoring_ends()

@@ -12,10 +12,11 @@ from dataclasses import replace
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.prepare import fused_kernels, lay_out
-from vramplan.analytic.rollout_phases import CriticPhases, RolloutPhase, recorded_phase
+from vramplan.analytic.rollout_phases import CriticPhases, RolloutPhase
 from vramplan.analytic.run_timeline import SimulatedRun
+from vramplan.analytic.sharded_scoring import POLICY, ShardedScoring, scored_step
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.strategies import gathered_bytes
+from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.supported import check_model
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step
@@ -29,6 +30,7 @@ from vramplan.inputs.task_inputs import of_verl
 from vramplan.inputs.tasks import class_of
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
+from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import EMPTY_CACHE, Storage, Timeline
 
 FIELD = "critic"
@@ -42,6 +44,7 @@ def critic_job(job: Job) -> Job:
     """The job of the critic alone."""
     critic = job.verl.critic
     assert critic is not None
+    version = critic.fsdp_version or job.fsdp.version
     own = {
         "task": "token_classification",
         "num_labels": 1,
@@ -54,7 +57,8 @@ def critic_job(job: Job) -> Job:
         "autocast": "bf16" if critic.dtype == "fp32" else "none",
         "checkpointing": critic.checkpointing,
         "modules_to_save": None,
-        "fsdp": job.fsdp.model_copy(update={**SHARDING, "replicas": critic.replicas}),
+        "fsdp": job.fsdp.model_copy(update={**SHARDING, "replicas": critic.replicas, "version": version}),
+        "offload": "all" if critic.offload_policy else "none",
         "fused_kernels": (),
     }
     return job.model_copy(update={**LANGUAGE_MODEL, **own})
@@ -93,10 +97,7 @@ def critic_phases(step: Step) -> CriticPhases:
     own = Step(setting, plan, step.card)
     weights, states, events = _of_last_step(SimulatedRun(own).timeline, step)
     scored = replace(setting, job=_scored(setting.job, critic.scored_tokens))
-    values = recorded_phase(own, "values", simulate_scoring(scored, 1), scored)
-    if own.job.shards_weights:
-        values = values.beside(Storage(gathered_bytes(own), "communication", "critic's weights gathered for values"))
-    values, update = values._replace(needs=()), RolloutPhase("critic", *events, needs=())
+    values, update = _values(own, scored), RolloutPhase("critic", *events, needs=())
     if critic.optimizer_offload:
         update = _beside(update, states)
     if critic.param_offload:
@@ -104,6 +105,16 @@ def critic_phases(step: Step) -> CriticPhases:
     return CriticPhases(
         [] if critic.param_offload else weights, [] if critic.optimizer_offload else states, [values, update]
     )
+
+
+def _values(own: Step, scored: StepSpec) -> RolloutPhase:
+    """The forward that computes values, and the weights that it gathers."""
+    record = simulate_scoring(scored, 1)
+    model = strategy_of(own, Recorder())
+    ShardedScoring("values", scored_step(own, scored, record, POLICY), POLICY).score(model, {})
+    model.record.free_all(passes.live_at(model.record.events, len(model.record.events) - 1))
+    kinds = [_named(kind) for kind in model.record.kinds]
+    return RolloutPhase("values", kinds, model.record.kind_of, model.record.events, needs=())
 
 
 def _beside(phase: RolloutPhase, storages: list[Storage]) -> RolloutPhase:

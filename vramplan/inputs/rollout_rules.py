@@ -35,6 +35,11 @@ def is_colocated(job: Job) -> bool:
     return generates(job) and job.generate_with in ("vllm", "vllm_sleep")
 
 
+def offloads_of_verl(job: Job) -> tuple[str, ...]:
+    """What verl may offload for good: all, by ``offload_policy`` of FSDP 2."""
+    return ("none", "all") if job.fsdp.version == 2 else ("none",)
+
+
 def _alone(name: str) -> Rule:
     return Rule(
         lambda job: name in job.model_fields_set and not generates(job) and getattr(job, name) != _default(name),
@@ -210,17 +215,17 @@ ROLLOUT_RULES = (
         " {strategy=zero3}",
     ),
     Rule(
-        lambda job: generates(job) and job.offload == "all",
+        lambda job: generates(job) and job.offload == "all" and not job.runs_verl,
         UNSUPPORTED,
         "{offload} with {task} is not modelled; use {offload=optimizer}",
     ),
     Rule(
-        lambda job: job.runs_verl and (job.loop != "plain" or job.strategy != "fsdp" or job.fsdp.version != 1),
+        lambda job: job.runs_verl and (job.loop != "plain" or job.strategy != "fsdp"),
         UNSUPPORTED,
-        "{loss} with {task} is verl's actor under FSDP 1 alone; use {strategy=fsdp} {loop=plain} and fsdp version 1",
+        "{loss} with {task} is verl's actor under FSDP alone; use {strategy=fsdp} {loop=plain}",
     ),
     Rule(
-        lambda job: job.runs_verl and (job.generate_with == "transformers" or job.offload != "none"),
+        lambda job: job.runs_verl and (job.generate_with == "transformers" or job.offload not in offloads_of_verl(job)),
         UNSUPPORTED,
         "{loss} with {task} is verl's actor with vLLM; use {generate_with=vllm_sleep} {offload=none}",
     ),

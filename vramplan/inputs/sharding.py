@@ -38,13 +38,15 @@ class Fsdp(Record):
     Under version 1 no layer is then prefetched, and a frozen layer's hook holds the layer's input and its gradient
     until backward ends."""
     reduce_dtype: Dtype | None = None
-    """Version 1: dtype in which gradients are reduced (MixedPrecision); null: that of the gathered weights, as
-    accelerate sets it."""
+    """Version 1 and verl's version 2: dtype in which gradients are reduced (MixedPrecision); null: that of the
+    gathered weights, as accelerate sets it."""
     replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
     sync_each_batch: bool = False
-    """Version 1: whether gradients are reduced after every micro-batch, not whole until the last (accelerate's
-    ``sync_each_batch``; verl but for 0.9.0)."""
+    """Version 1 and verl's version 2: whether gradients are reduced after every micro-batch, not whole until the last
+    (accelerate's ``sync_each_batch``; verl but for 0.9.0)."""
+    forward_prefetch: bool = False
+    """verl's version 2: whether the next layer is gathered as a layer's forward begins."""
 
 
 DEEPSPEED_SIZES = {

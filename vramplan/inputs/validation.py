@@ -130,14 +130,14 @@ STRATEGY_RULES = (
         "fsdp: replicas: hybrid sharding needs FSDP version 1 and a number of GPUs that the replicas divide",
     ),
     Rule(
-        lambda job: job.fsdp.sync_each_batch and job.fsdp.version != 1,
+        lambda job: job.fsdp.sync_each_batch and job.fsdp.version != 1 and job.loss != "log_probs",
         UNSUPPORTED,
-        "fsdp: sync_each_batch is modelled for FSDP version 1 alone",
+        "fsdp: sync_each_batch is modelled for FSDP version 1, and for verl's version 2 ({loss=log_probs})",
     ),
     Rule(
-        lambda job: job.fsdp.reduce_dtype is not None and job.fsdp.version != 1,
+        lambda job: job.fsdp.reduce_dtype is not None and job.fsdp.version != 1 and job.loss != "log_probs",
         UNSUPPORTED,
-        "fsdp: reduce_dtype is modelled for FSDP version 1 alone; leave it out",
+        "fsdp: reduce_dtype is modelled for FSDP version 1, and for verl's version 2 ({loss=log_probs}); leave it out",
     ),
 )
 ZERO3_RULES = (  # DeepSpeed 0.19

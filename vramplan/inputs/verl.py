@@ -28,6 +28,10 @@ class Critic(Record):
     """Whether its layers are recomputed in backward."""
     replicas: int = field(default=1, gt=0, le=1 << 16)
     """Groups of GPUs that each hold a full set of shards."""
+    fsdp_version: Literal[1, 2] | None = None
+    """The version of FSDP that shards it; null: the actor's."""
+    offload_policy: bool = False
+    """FSDP 2: whether the host keeps its weights and states, and updates them."""
     param_offload: bool = False
     """Whether its weights wait in host memory while it does not run."""
     optimizer_offload: bool = False
@@ -54,6 +58,11 @@ class Verl(Record):
     """Whether weights wait in host memory while vLLM generates and the reference scores."""
     optimizer_offload: bool = False
     """Whether optimizer states wait in host memory except while the actor is updated."""
+    stages_all: bool = False
+    """FSDP 2: whether weights that wait in host memory are all on the GPU while they go to vLLM (verl up to 0.8)."""
+    keeps_root: bool = False
+    """Whether weights outside of the layers stay gathered when completions are scored: under FSDP 1 until the next
+    backward (verl from 0.8 on without ``fsdp_size``), under FSDP 2 as PyTorch before 2.8 has it."""
     layered_summon: bool = False
     """Adapters: whether a layer at a time is gathered to send them to vLLM, and not the whole model."""
     bucket_mib: int = field(default=2048, gt=0, le=1 << 20)

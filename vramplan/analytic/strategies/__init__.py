@@ -24,14 +24,17 @@ CLASSES = {
     "zero3": ("zero3", "ZeroStage3"),
     "fsdp1": ("fsdp1", "Fsdp1"),
     "fsdp2": ("fsdp2", "Fsdp2"),
+    "verl_fsdp2": ("fsdp2_verl", "VerlFsdp2"),
 }
-"""Module and class of each strategy; of FSDP by its version."""
+"""Module and class of each strategy; of FSDP by its version, and whose it is."""
 
 
 def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
     """The job's strategy for a simulated step, on one of the GPUs."""
-    name = step.job.strategy
-    module, class_name = CLASSES[f"fsdp{step.job.fsdp.version}" if name == "fsdp" else name]
+    job, name = step.job, str(step.job.strategy)
+    if name == "fsdp":
+        name = "verl_fsdp2" if job.fsdp.version == 2 and job.loss == "log_probs" else f"fsdp{job.fsdp.version}"
+    module, class_name = CLASSES[name]
     strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return strategy(step, record, gpu)
 

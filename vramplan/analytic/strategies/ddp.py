@@ -191,6 +191,9 @@ class Strategy:
         finally:
             self.step = step
 
+    def scoring_ends(self) -> None:
+        """End the forwards without gradients that score completions."""
+
     def generation_begins(self) -> None:
         """Begin a generation by transformers."""
 

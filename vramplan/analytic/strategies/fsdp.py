@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,10 @@ class Sharded(Strategy):
         """Whether the host holds the own part of everything (``cpu_offload``), and updates it."""
         self.loaded: dict[Placed, Sequence[int]] = {}
         """Weights that were loaded whole, to be sharded."""
+        self.own_parts: dict[str, list[int]] = {"weights": [], "optimizer": []}
+        """Own parts of weights, and their states."""
+        self.parked: set[str] = set()
+        """Which of them are in host memory."""
 
     def load(self) -> None:
         """Load a quantized model whole onto every GPU (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
@@ -73,6 +77,27 @@ class Sharded(Strategy):
             self.record.free(number)
         else:
             self.gradients.append(number)
+
+    def hold(self, parts: Container[str]) -> None:
+        """Have these on the GPU, of weights and optimizer states, and what of the others does not wait on the host."""
+        record = self.record
+        for name in self.job.verl.in_host_memory:
+            numbers, is_here = self.own_parts[name], name not in self.parked
+            if is_here and name not in parts:
+                record.free_all(numbers)
+                record.empty_cache()
+                self.parked.add(name)
+            elif not is_here and name in parts:
+                self.own_parts[name] = [record.allocate(record.kinds[record.kind_of[number]]) for number in numbers]
+                self.parked.remove(name)
+
+    def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
+        earlier = len(self.record.kind_of)
+        super().update(weights, first, optimizer)
+        if first and self.job.verl.in_host_memory:
+            added = range(earlier, len(self.record.kind_of))
+            kinds, kind_of = self.record.kinds, self.record.kind_of
+            self.own_parts["optimizer"] += [one for one in added if kinds[kind_of[one]].category == "optimizer_state"]
 
     def prepare(self) -> None:
         """FSDP has no buckets."""

@@ -6,7 +6,7 @@ backward (torch 2.13, distributed/fsdp: _flat_param.py, _runtime_utils.py). Its 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -86,10 +86,6 @@ class Fsdp1(Sharded):
         """Gradients that wait for the last micro-step."""
         self.own: set[Unit] = set()
         """Units with a reduced gradient, to which those of further micro-batches are added."""
-        self.held: dict[str, list[int]] = {"weights": [], "optimizer": []}
-        """Own parts of weights, and their states."""
-        self.parked: set[str] = set()
-        """Which of them are in host memory."""
         self.late: list[int] = []
         """Gradients that wait for the others of their unit."""
         self.waiting: list[Unit] = []
@@ -111,21 +107,8 @@ class Fsdp1(Sharded):
                 self.record.free(flat)
             if self.offloads:
                 self.record.free(part)
-            self.held["weights"].append(part)
+            self.own_parts["weights"].append(part)
             self.leave(unit.members)
-
-    def hold(self, parts: Container[str]) -> None:
-        """Have these on the GPU, of weights and optimizer states, and what of the others does not wait on the host."""
-        record = self.record
-        for name in self.job.verl.in_host_memory:
-            numbers, is_here = self.held[name], name not in self.parked
-            if is_here and name not in parts:
-                record.free_all(numbers)
-                record.empty_cache()
-                self.parked.add(name)
-            elif not is_here and name in parts:
-                self.held[name] = [record.allocate(record.kinds[record.kind_of[number]]) for number in numbers]
-                self.parked.remove(name)
 
     def gathered_bytes(self) -> int:
         """Bytes of the root and the largest layer."""
@@ -243,12 +226,12 @@ class Fsdp1(Sharded):
         if self.offloads:
             self.sent.updated_on_host += sum(part.num_elements for part in parts)
             return
-        earlier = len(self.record.kind_of)
         self.update(parts, first)
-        if first and self.job.verl.in_host_memory:
-            added = range(earlier, len(self.record.kind_of))
-            kinds, kind_of = self.record.kinds, self.record.kind_of
-            self.held["optimizer"] += [one for one in added if kinds[kind_of[one]].category == "optimizer_state"]
+
+    def scoring_ends(self) -> None:
+        if self.job.runs_verl and not self.job.verl.keeps_root:
+            self._drop(self.units[None])
+        self.phase = ""
 
     def drop_gradients(self, offset: int) -> None:
         super().drop_gradients(offset)

@@ -37,16 +37,25 @@ def is_ignored(parameter: RecordedWeight, job: Job) -> bool:
 class Group:
     """Weights that are gathered and reduced together."""
 
-    def __init__(self, name: str, members: list[Placed], shares: list[Weight], cards: int, keeps: bool) -> None:
-        self.keeps = keeps
-        """Whether it stays gathered between its forward and its backward."""
+    def __init__(
+        self,
+        name: str,
+        members: list[Placed],
+        shares: list[Weight],
+        cards: int,
+        keeps: bool,
+        reduce_dtype: str | None = None,
+    ) -> None:
+        self.name, self.keeps = name, keeps
+        """How it is called, and whether it stays gathered between its forward and its backward."""
         self.members, self.shares = members, shares
         parts = [(share, one.parameter) for one, share in zip(members, shares, strict=True)]
         dtypes = [gathered_dtype(parameter, share) for share, parameter in parts]
         used = [share.num_elements * DTYPE_BYTES[dtype] for (share, _), dtype in zip(parts, dtypes, strict=True)]
         cast = sum(size for size, (share, _), dtype in zip(used, parts, dtypes, strict=True) if share.dtype != dtype)
-        trained = [(size, share.num_bytes) for size, (share, p) in zip(used, parts, strict=True) if p.trains]
-        gradients, stored = sum(size for size, _ in trained), sum(size for _, size in trained)
+        trained = [(share, dtype) for (share, p), dtype in zip(parts, dtypes, strict=True) if p.trains]
+        gradients = sum(share.num_elements * DTYPE_BYTES[reduce_dtype or dtype] for share, dtype in trained)
+        stored = sum(share.num_bytes for share, _ in trained)
         self.cast = _buffer(cast, f"{name}: own rows, cast", GATHER)
         self.copied = _buffer(sum(used), f"{name}: own rows from the host", GATHER)
         before = [share.num_bytes for (share, _), dtype in zip(parts, dtypes, strict=True) if share.dtype != dtype]
@@ -173,6 +182,8 @@ class Fsdp2(Sharded):
             number = self.record.allocate(Storage(share.num_bytes, "parameter", label, formula))
             if self.offloads:
                 self.record.free(number)
+            else:
+                self.own_parts["weights"].append(number)
         self.leave(self.divided)  # until then a state dict has them (utils/fsdp_utils.py: fsdp2_prepare_model)
         for one in self.ignored:
             for storage in one.storages() if one not in self.loaded else ():
@@ -228,15 +239,19 @@ class Fsdp2(Sharded):
 
     def _forward(self, groups: list[Group], events: Sequence[int], offset: int) -> None:
         for group in groups:
-            if group not in self.weights:
-                self._request(group)
-                packet = self._receive(group)
-                self._free_held()
-                self.held = packet
+            self._enter(group)
         self.record.extend(events, offset)
         for group in groups:
             if not group.keeps:
                 self._drop(group)
+
+    def _enter(self, group: Group) -> None:
+        """Gather the group's weights for its forward."""
+        if group not in self.weights:
+            self._request(group)
+            packet = self._receive(group)
+            self._free_held()
+            self.held = packet
 
     def _has_head(self, events: Sequence[int]) -> bool:
         storages, source = self.step.record.storages, self.step.unfolded.source
@@ -397,5 +412,8 @@ class Fsdp2(Sharded):
         if self.offloads:
             self.sent.updated_on_host += sum(share.num_elements for share, one in pairs if one.parameter.trains)
             return
-        name = optimizer_of(self.job.optimizer).on_dtensors or self.job.optimizer
-        self.update([share for share, one in pairs if one.parameter.is_reached], first, name)
+        self.update([share for share, one in pairs if one.parameter.is_reached], first, self.optimizer_name())
+
+    def optimizer_name(self) -> str:
+        """The optimizer as it runs on DTensors: accelerate's does not find kernels for lists of them."""
+        return optimizer_of(self.job.optimizer).on_dtensors or self.job.optimizer

@@ -34,6 +34,8 @@ DYNAMIC = (
 """Operations whose result's size depends on values."""
 ORDERED = ("aten::topk", "aten::sort", "aten::argsort")
 """Their indices are those of values that are in order already."""
+NESTED = "torch.nested._internal.nested_tensor"
+"""The module of jagged tensors, which have plain tensors of values and of offsets."""
 UNWRITTEN = ("aten::empty", "aten::new_empty")
 """Tensors that a kernel would write later: zeros until then, not what their memory held before."""
 TRUE_OF_ZEROS = ("aten::eq", "aten::ge", "aten::le", "aten::isfinite")
@@ -136,6 +138,8 @@ class HostValues(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__module__ == NESTED for kind in types):
+            return NotImplemented  # its own operations on plain tensors are seen
         kwargs = kwargs or {}
         operation = self.operations.get(function)
         if operation is None:
