@@ -1,4 +1,4 @@
-"""Runs of ms-swift's trainers under ZeRO on emulated GPUs, in tests/swift_sharing_runs.jsonl.
+"""Runs of ms-swift's trainers with images under ZeRO-3 on emulated GPUs, in tests/swift_sharing_runs.jsonl.
 
 `python -m tests.swift_sharing` runs those that the file lacks, as `tests.trl_sharing` does, where ms-swift 4.6 and trl
 0.29.1 are installed.
@@ -19,22 +19,17 @@ RUNS = Path(__file__).parent / "swift_sharing_runs.jsonl"
 LOSS = "logits_to_keep"
 
 
-def _shared(strategy: str, method: str) -> dict[str, Any]:
-    return {"num_gpus": 2, "method": method, **STRATEGIES[strategy], "reentrant": True}
-
-
-GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True}
-WITHOUT_PREFETCH: dict[str, Any] = {"zero": {"prefetch_bucket_size": 0}}
-"""What GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
+SHARED: dict[str, Any] = {"num_gpus": 2, **STRATEGIES["zero3"], "reentrant": True}
+GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True, "zero": {"prefetch_bucket_size": 0}}
+"""Without prefetching, which GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the family of the model, and the job."""
-    for strategy in ("zero3", "zero2"):
-        for job in ({"task": "dpo"}, GRPO | (WITHOUT_PREFETCH if strategy == "zero3" else {})):
-            for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
-                row = case("qwen2_5_vl", {**job, **parts, **_shared(strategy, method)}, LOSS)
-                yield {**row, "trl": VERSION}
+    for job in ({"task": "dpo"}, GRPO):
+        for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
+            row = case("qwen2_5_vl", {**SHARED, "method": method, **job, **parts}, LOSS)
+            yield {**row, "trl": VERSION}
 
 
 def recorded() -> list[dict[str, Any]]:
