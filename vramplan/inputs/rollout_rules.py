@@ -265,6 +265,15 @@ ROLLOUT_RULES = (
         " reference, or openrlhf: critic for the actor's GPUs",
     ),
     Rule(
+        lambda job: (
+            job.openrlhf.trains == "nothing"
+            and (is_colocated(job) or (job.reference == "model") == (job.reward_model is not None))
+        ),
+        IMPOSSIBLE,
+        "openrlhf: trains nothing means GPUs of a reference or of a reward model alone: give {reference=model} or a"
+        " reward_model, and {generate_with=vllm_server}",
+    ),
+    Rule(
         lambda job: job.verl != Verl() and not job.runs_verl,
         IMPOSSIBLE,
         "verl has no meaning without {task=grpo} and {loss=log_probs}",
