@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from vramplan.errors import UnsupportedError
 from vramplan.frameworks.detect import from_words
 from vramplan.planner import check
 
@@ -34,3 +35,35 @@ def test_flags_of_openrlhf_may_be_an_older_version() -> None:
 
     assert "framework_version" in found(None)
     assert "framework_version" not in found("0.9.0")
+
+
+OPENRLHF = "deepspeed --module openrlhf.cli.{program} --pretrain Qwen/Qwen2.5-3B --dataset d --bf16 {flags}"
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "is_open"),
+    [
+        ("train_sft", "--gradient_checkpointing", True),
+        ("train_sft", "--dataset_split train", False),
+        ("train_sft", "--train_split train", True),  # which it has in all versions
+        ("train_sft", "--attn_implementation flash_attention_2", False),
+        ("train_dpo", "--lr_scheduler cosine", False),
+        ("train_dpo", "--flash_attn", True),
+        ("train_rm", "--flash_attn", False),  # no logits: the loop of 0.5 is today's
+    ],
+)
+def test_flags_tell_the_version_of_openrlhf(program: str, flags: str, is_open: bool) -> None:
+    """Before 0.7 whole logits were copied; some flags came with 0.7 or later."""
+    words = OPENRLHF.format(program=program, flags=flags).split()
+    notes = [note.key for note in check.read(from_words(words, None, {}), 8, None).notes if note.kind == "doubt"]
+    assert ("framework_version" in notes) == is_open
+
+
+def test_a_flag_of_an_older_openrlhf_is_refused_by_name() -> None:
+    words = OPENRLHF.format(program="train_dpo", flags="--train_split train").split()
+    with pytest.raises(UnsupportedError, match=r"train_split is a flag of OpenRLHF before 0\.7"):
+        check.read(from_words(words, None, {}), 8, None)
+    words = OPENRLHF.format(program="train_rm", flags="--flash_attn").split()
+    assert check.read(from_words(words, None, {}), 8, "0.6.4").version.startswith("0.6.4")
+    with pytest.raises(UnsupportedError, match=r"its loops differ before 0\.5"):
+        check.read(from_words(words, None, {}), 8, "0.4.0")

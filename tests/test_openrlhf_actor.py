@@ -178,8 +178,7 @@ def test_the_defaults() -> None:
     }  # fmt: skip
     assert "reference" not in job
     assert found.task == "GRPO, the actor's GPUs"
-    apart = [note.text for note in found.notes if note.kind == "doubt"]
-    assert [text.split(" fits on its ")[0] for text in apart] == ["whether the reference", "whether vLLM"]
+    assert [group.name for group in found.groups] == ["the reference", "vLLM"]
 
 
 def test_flags_without_dots_have_other_defaults() -> None:

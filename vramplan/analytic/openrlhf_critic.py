@@ -49,6 +49,7 @@ def critic_job(job: Job) -> Job:
     )
     elsewhere = {name: LANGUAGE_MODEL[name] for name in ("reference", "reward_model", "reward_dtype", "vllm_share")}
     elsewhere |= {name: LANGUAGE_MODEL[name] for name in ("vllm_max_length", "vllm_tensor_parallel")}
+    elsewhere["fused_kernels"] = ()  # models/model.py: get_llm_for_sequence_regression knows no Liger
     return job.model_copy(update={**elsewhere, "generate_with": "vllm_server", "openrlhf": own})
 
 

@@ -116,9 +116,11 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     if step.job.runs_openrlhf:  # each group of processes empties its cache behind its forwards, or before it trains
-        forwards = (*_scoring(step), *_rewards(step, generated))
+        trains = step.job.openrlhf.trains != "nothing"
+        scores = _scoring(step) if trains or step.job.loads_reference else ()
+        forwards = (*scores, *_rewards(step, generated))
         return [
-            *_generation(step, generated),
+            *(_generation(step, generated) if trains else ()),
             *(one.emptied() for one in forwards if isinstance(one, RolloutPhase)),
         ]
     phases = [*_generation(step, generated), *_scoring(step), *_rewards(step, generated)]

@@ -162,6 +162,8 @@ class SimulatedRun:
 
     def _layout(self, share: Strategy) -> Layout:
         """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
+        if self.step.job.openrlhf.trains == "nothing":
+            return self._scores_alone(share)
         record = share.record
         record.enter("loaded")
         share.load()
@@ -248,16 +250,35 @@ class SimulatedRun:
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:
                 record.allocate_after(offsets[0] + self._place(product), workspace)
+        return self._laid_out(share, first)
+
+    def _scores_alone(self, share: Strategy) -> Layout:
+        """Loading and forwards of a reference or a reward model, on GPUs where nothing trains."""
+        record, job = share.record, self.step.job
+        record.enter("loaded")
+        if job.loads_reference:
+            _loaded_beside(self.step, record)
+        if job.reward_model is not None:
+            record.allocate_all(reward_weights(job, self.step.card))
+        first, known = record.add_kinds([LATER] * len(self.step.record.storages)), dict[int, int]()
+        forwards = [one for one in rollout_phases(self.step, self.generated) if isinstance(one, RolloutPhase)]
+        record.enter(forwards[0].name)
+        record.allocate(cublas_workspace(self.step.card))
+        for one in forwards * STEPS:
+            one.record(record, known)
+        return self._laid_out(share, first)
+
+    def _laid_out(self, share: Strategy, first: int) -> Layout:
+        record, simulated = share.record, self.step.record.storages
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
-        workspace_kind = record.kind(workspace)
-        streams = Kinds(record.kinds).streams
+        workspace_kind = record.kind(cublas_workspace(self.step.card))
         return Layout(
             record.kinds,
             first,
             workspace_kind,
             in_kernel,
-            streams,
+            Kinds(record.kinds).streams,
             record.kind_of,
             record.events,
             record.marks,

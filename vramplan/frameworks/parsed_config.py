@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError
+from vramplan.frameworks.gpu_groups import GpuGroup
 from vramplan.frameworks.installed import installed_version
 from vramplan.frameworks.readers.video_sampling import Sampling
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, Note, Spelling
@@ -80,6 +81,8 @@ class ParsedConfig:
     """Samples of a data set -> those that train, without the ones that are left out or held back for evaluation."""
     strategy_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Job settings implied by choosing a strategy in this framework, such as DeepSpeed's bucket sizes."""
+    groups: tuple[GpuGroup, ...] = ()
+    """Other groups of GPUs of the same run, which have to fit as well."""
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys that are read for one another: names of the same setting in several versions."""
 

@@ -10,8 +10,9 @@ from vramplan.inputs.record import Record, field
 class OpenRlhf(Record):
     """How OpenRLHF's actor computes, scores and shares its GPUs (`task` grpo with `loss` kept_log_probs)."""
 
-    trains: Literal["actor", "critic"] = "actor"
-    """The model that trains: the policy, or PPO's critic, which has a number for each token in place of its head."""
+    trains: Literal["actor", "critic", "nothing"] = "actor"
+    """The model that trains: the policy, or PPO's critic, which has a number for each token in place of its head.
+    `nothing`: GPUs of a reference (`reference` model) or of a reward model (`reward_model`) alone, which score."""
     divides_logits: bool = False
     """Whether fp32 logits are divided where they lie, as at a temperature other than 1."""
     kl_loss: bool = False

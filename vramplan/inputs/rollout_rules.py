@@ -272,6 +272,15 @@ ROLLOUT_RULES = (
     ),
     Rule(
         lambda job: (
+            job.openrlhf.trains == "nothing"
+            and (is_colocated(job) or (job.reference == "model") == (job.reward_model is not None))
+        ),
+        IMPOSSIBLE,
+        "openrlhf: trains nothing means GPUs of a reference or of a reward model alone: give {reference=model} or a"
+        " reward_model, and {generate_with=vllm_server}",
+    ),
+    Rule(
+        lambda job: (
             not job.runs_verl
             and job.verl != (Verl(logits=job.verl.logits) if job.loss == "log_probs" else Verl())  # supervised
         ),

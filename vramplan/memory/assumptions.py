@@ -214,6 +214,8 @@ def _describe_openrlhf(job: Job, engine: str) -> str:
     own = job.openrlhf
     if own.trains == "critic":
         return "PPO's critic as OpenRLHF runs it"
+    if own.trains == "nothing":
+        return "OpenRLHF's reference, which scores and never trains" if job.loads_reference else "OpenRLHF's rewards"
     critic = f", the critic (from {own.critic}) in a process of its own" if own.critic else ""
     states = ", DeepSpeed's states in host memory but for training" if own.sleeps else ""
     return f"{'PPO' if own.critic else 'GRPO'} as OpenRLHF runs it: the actor{critic}, {engine}{states}"

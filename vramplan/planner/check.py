@@ -42,6 +42,7 @@ from vramplan.planner.batch_warnings import fewer_negatives
 from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_changes, reserve_headroom
 from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
+from vramplan.planner.gpu_groups import GroupVerdict, worst_of
 from vramplan.planner.image_losses import check_image_loss
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.own_words import as_key
@@ -104,6 +105,9 @@ class Verdict(Result):
     """The need for each value of what the configuration does not say; this verdict is of one of them."""
     open_length: bool = False
     """Whether nothing says how long the longest sample is: this verdict is of one length."""
+    groups: tuple[GroupVerdict, ...] = ()
+    """All groups of GPUs of the run, if it has several; this verdict is of the first that does not fit, else of the
+    first."""
 
     @property
     def need_bytes(self) -> int:
@@ -127,8 +131,12 @@ class Verdict(Result):
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest moment fits and leaves enough free, whatever the configuration does not say."""
-        return self.case_fits and all(case.fits for case in self.cases)
+        """Whether the fullest moment fits and leaves enough free, whatever the configuration does not say.
+
+        On all groups of GPUs of the run.
+        """
+        groups = all(group.fits for group in self.groups)
+        return self.case_fits and groups and all(case.fits for case in self.cases)
 
     @property
     def case_fits(self) -> bool:
@@ -143,8 +151,11 @@ class Verdict(Result):
 
     @property
     def depends(self) -> bool:
-        """Whether it fits for some values of what the configuration does not say, and not for others."""
-        return self.case_fits and not self.fits
+        """Whether it fits for some values of what the configuration does not say, and not for others.
+
+        Or whether it is not known of a group of GPUs.
+        """
+        return self.case_fits and not self.fits and all(group.fits is not False for group in self.groups)
 
 
 @accepts_usual_names
@@ -239,7 +250,7 @@ def examine(
     is_length_open = takes_text(spec) and not {"sequence_length", "dataset"} & known
     try:
         if not counts and not is_length_open:
-            return judge(config, spec, gpu, **given)
+            return worst_of(judge(config, spec, gpu, **given), spec, partial(judge, gpu=gpu, **given))
 
         def judge_case(length: int | None, num_gpus: int | None = None, look_further: bool = False) -> Verdict:
             case = read_on(num_gpus) if num_gpus else replace(config, notes=[*config.notes])

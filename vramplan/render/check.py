@@ -14,6 +14,7 @@ from vramplan.inputs.platforms import platform_notes
 from vramplan.planner.check import Verdict
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
+from vramplan.render import gpu_groups
 from vramplan.render.figures import gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
 from vramplan.render.terminal import (
@@ -110,6 +111,8 @@ def words_of_check(verdict: Verdict) -> str:
     """The verdict if it depends on what the configuration does not say; empty if it does not."""
     if not verdict.depends:
         return ""
+    if words := gpu_groups.undecided(verdict):
+        return words.upper().replace("GPUS", "GPUs")
     job = verdict.estimate.job
     counts = {case.num_gpus for case in verdict.cases}
     lengths = [case.sequence_length for case in verdict.cases if case.num_gpus == job.num_gpus]
@@ -137,6 +140,14 @@ def _cases(screen: Screen, verdict: Verdict) -> list[Text]:
     return lines
 
 
+def _groups(screen: Screen, verdict: Verdict) -> list[Text]:
+    """The need of each GPU of each group, and what is not known."""
+    styles = {True: "green", None: "yellow", False: "red"}
+    pieces = [screen.text(text, styles[fits]) for text, fits in gpu_groups.needs(verdict)]
+    lines = flow([screen.text("GiB of each:"), *pieces], inside(screen))
+    return [lines, *(screen.text(text, "yellow") for text in gpu_groups.remarks(verdict))]
+
+
 def _need(screen: Screen, name: str, case: Case) -> Text:
     size = gib(case.need_bytes)
     return screen.text(f"{name}: {size}", "green") if case.fits else screen.text(f"{name}: {size} ✗", "red")
@@ -145,6 +156,8 @@ def _need(screen: Screen, name: str, case: Case) -> Text:
 def reason(verdict: Verdict) -> str:
     """Why it does not fit, if it needs no more than the GPU has."""
     estimate = verdict.estimate
+    if words := gpu_groups.failing(verdict):
+        return words
     if verdict.case_fits or verdict.free_bytes < 0 or outcome_of_check(verdict) == "without margin":
         return ""
     if not estimate.fits:
@@ -160,6 +173,7 @@ def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
     if (text := time_of_step(estimate)) and verdict.case_fits:
         lines.append(screen.text(sentence(text)))
     lines += _cases(screen, verdict) if verdict.cases else []
+    lines += _groups(screen, verdict) if verdict.groups else []
     if verdict.evaluation_bytes is not None and size is not None:
         lines.append(Text(f"Evaluation of {counted(size, 'sample')} at once: {gib(verdict.evaluation_bytes)} GiB"))
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]

@@ -271,6 +271,17 @@ def verdict(verdict: Verdict) -> types.CheckData:
             }
             for case in verdict.cases
         ],
+        "groups": [
+            {
+                "name": group.name,
+                "num_gpus": group.num_gpus,
+                "need_bytes": group.need_bytes,
+                "fits": group.fits,
+                "text": group.text,
+                "key": group.key,
+            }
+            for group in verdict.groups
+        ],
         "read_as": read_as(verdict),
         "need_bytes": verdict.need_bytes,
         "free_bytes": verdict.free_bytes,

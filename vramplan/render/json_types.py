@@ -386,15 +386,31 @@ class CaseData(Exact):
     fits: bool
 
 
+class GroupData(Exact):
+    """A group of GPUs of a run that has several."""
+
+    name: str
+    num_gpus: int
+    need_bytes: int | None
+    """Of each of them; null if that is not known."""
+    fits: bool | None
+    """Null if that is not known."""
+    text: str
+    key: str
+    """The setting that says how many GPUs it has."""
+
+
 class CheckData(Exact):
     """`vramplan check --json` of one configuration; several give a list."""
 
     fits: bool
     """Whatever the configuration does not say."""
     depends: bool
-    """Whether it fits for some of the `cases` alone."""
+    """Whether it fits for some of the `cases` alone, or is not known of some of the `groups`."""
     cases: list[CaseData]
     """The need for each value of what the configuration does not say; empty if it says all."""
+    groups: list[GroupData]
+    """The groups of GPUs of a run that has several; the estimate is of the first that does not fit, else the first."""
     read_as: str
     need_bytes: int
     """The need of the GPU at the worst moment, an evaluation included."""

@@ -91,7 +91,7 @@ def score_of(job: Job) -> Score:
 def _actor_of(job: Job) -> str | None:
     """The file of a framework's own reinforcement training; None for TRL's trainers and those after them."""
     if job.runs_openrlhf:
-        return f"openrlhf_{job.openrlhf.trains}"
+        return f"openrlhf_{'critic' if job.openrlhf.trains == 'critic' else 'actor'}"
     if not job.runs_verl:
         return None
     return "verl_padded" if job.batches == "padded" else "verl"

@@ -14,16 +14,17 @@ from typing import Any
 from vramplan.errors import UnsupportedError
 from vramplan.frameworks.framework import Framework, Program
 from vramplan.frameworks.known_keys import refuse_unmodelled
-from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
+from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
 from vramplan.frameworks.readers import openrlhf_actor
 from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
 from vramplan.frameworks.readers.openrlhf_nearest import MICRO_BATCHES, TASKS, nearest
+from vramplan.frameworks.readers.openrlhf_versions import check_version
 from vramplan.frameworks.readers.trainer_arguments import num_launched_processes
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job_values import FUSED_KERNELS
 
-PACKAGE, NEWEST, FIRST = "openrlhf", "0.11.2", "0.7"
-"""Its package, the newest version that was read, and the first whose loops are the same."""
+PACKAGE, NEWEST = "openrlhf", "0.11.2"
+"""Its package, and the newest version that was read."""
 LONGEST = {"train_sft": 2048, "train_dpo": 512, "train_rm": 512}
 """The programs that are read, and their data.max_len if it is not set."""
 NAMES: dict[bool, dict[str, KeyNames]] = {
@@ -59,16 +60,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     try:
         if program not in LONGEST and program != openrlhf_actor.PROGRAM:
             raise UnsupportedError(f"{where}: {program}: OpenRLHF's own step is not modelled for it yet")
-        if not at_least(version, FIRST):
-            raise UnsupportedError(f"{where}: OpenRLHF {version}: its loops differ before {FIRST}")
+        check_version(config, program, version, origin)
         refuse_unmodelled(config)
         has_dots = any("." in name for name in config.source.settings)
-        if not has_dots and origin == "newest known" and program != "train_sft":
-            config.note(
-                "doubt",
-                "framework_version",
-                f"flags without dots are also those of OpenRLHF before {FIRST}, whose loops are not modelled",
-            )
         if program == openrlhf_actor.PROGRAM:
             return openrlhf_actor.read(config, f"{version} ({origin})")
         job = _job(config, num_gpus, program)

@@ -1,6 +1,7 @@
 """OpenRLHF's reinforcement training, ``train_ppo_ray``: the GPUs of its actor (0.11.2, and 0.7 to 0.9 without dots).
 
-What is planned are the actor's GPUs, with the models that share them; other groups of GPUs are named.
+The actor's GPUs come first, with the models that share them; other groups of GPUs are jobs of their own
+(:mod:`vramplan.frameworks.readers.openrlhf_apart`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.gpu_groups import Engines
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings
+from vramplan.frameworks.readers.openrlhf_apart import groups_apart
 from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
 from vramplan.frameworks.readers.openrlhf_groups import (
     NAMES,
@@ -51,7 +54,8 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     groups = list(groups_of(config))
     gpus = gpus_of(config, "actor")
     dtype, stage = read_dtype(config), config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
-    batch, attention = _batch(config, gpus), read_attention(config)
+    batch, attention, longest = _batch(config, gpus), read_attention(config), _longest(config)
+    has_dots = _has_dots(config)
     job: dict[str, Any] = {
         "task": "grpo",
         "loss": "kept_log_probs",
@@ -67,7 +71,7 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         "attention": attention if batch["batches"] == "padded" else "flash",
         **read_method(config, dtype, stage),
         **batch,
-        **_vllm(config, groups, _longest(config)),
+        **_vllm(config, groups, longest),
         **allocator_settings(config, expandable=False),
     }
     if config.boolean(*CHECKPOINTS, default=False):
@@ -87,8 +91,8 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         job["openrlhf"]["critic"] = critic_of(config)
     if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
         job["reward_model"] = reward_model_of(config)
-    _note(config, job, groups)
-    return ParsedConfig(
+    _note(config, job)
+    parsed = ParsedConfig(
         "openrlhf",
         version,
         config.string("actor.model_name_or_path", "pretrain") or "",
@@ -98,6 +102,14 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         task=f"{NAMES[estimator_of(config)]}, the actor's GPUs",
         rows="packed" if batch["batches"] == "packed" else "samples",
     )
+
+    def batch_on(gpus: int) -> dict[str, Any]:
+        return batch if gpus == job["num_gpus"] else _batch(config, gpus)
+
+    engines = Engines(config.number(*SHARE, default=0.95), config.integer(*TENSOR_PARALLEL, default=1), longest)
+    others = groups_apart(config, parsed, groups, batch_on, engines, lambda key: _offloads(config, key) and stage == 3)
+    parsed.groups = tuple(others if has_dots else (one._replace(key=one.key.replace(".", "_")) for one in others))
+    return parsed
 
 
 def _has_dots(config: ConfigReader) -> bool:
@@ -205,13 +217,8 @@ def _has_entropies(config: ConfigReader, divides: bool) -> bool:
     return coefficient != 0
 
 
-def _note(config: ConfigReader, job: dict[str, Any], groups: list[Group]) -> None:
-    """Name the groups that are not planned, and what stops."""
-    for group in groups:
-        if not group.is_shared and group.gpus:
-            key = group.key if _has_dots(config) else group.key.replace(".", "_")
-            text = f"whether {group.name} fits on its {group.gpus} GPUs, which are not planned; the actor's are"
-            config.note("doubt", key, text)
+def _note(config: ConfigReader, job: dict[str, Any]) -> None:
+    """Name what stops, and defaults."""
     if job["method"] == "lora":
         config.note(
             "warning",

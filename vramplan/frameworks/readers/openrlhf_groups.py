@@ -36,6 +36,8 @@ class Group(NamedTuple):
     gpus: int
     is_shared: bool
     """Whether it is on the actor's GPUs."""
+    is_beside_critic: bool = False
+    """Whether it is on the critic's."""
 
 
 def estimator_of(config: ConfigReader) -> str:
@@ -76,8 +78,13 @@ def groups_of(config: ConfigReader) -> Iterator[Group]:
     )
     if not remote:
         on_critics = has_critic and config.boolean(*WITH_REWARD, default=False)
-        name = "the reward model, beside the critic," if on_critics and not shares else "the reward model"
-        yield Group(name, "reward.num_gpus_per_node", gpus_of(config, "reward"), shares)
+        gpus, beside = gpus_of(config, "reward"), on_critics and not shares
+        if on_critics and gpus != gpus_of(config, "critic"):
+            raise ConfigError(
+                f"{config.source.where}: {gpus_of(config, 'critic')} GPUs of the critic and {gpus} of the reward model:"
+                " OpenRLHF stops at that when they are colocated"
+            )
+        yield Group("the reward model", "reward.num_gpus_per_node", gpus, shares, beside)
     engines = config.integer(*ENGINES, default=0, least=0)
     if not engines:
         raise UnsupportedError(
@@ -119,14 +126,19 @@ def _named(config: ConfigReader, field: str, name: str) -> str:
     return spec.name
 
 
+def own_critic(config: ConfigReader) -> str:
+    """The model that the critic begins with: its own, or the reward model's; empty if the actor's."""
+    own = config.string("critic.model_name_or_path", "critic_pretrain")
+    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
+    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
+    name = own or (reward or "").partition(",")[0]
+    return "" if name == config.string("actor.model_name_or_path", "pretrain") else name
+
+
 def critic_of(config: ConfigReader) -> str:
-    """The model that the critic begins with: its own, the reward model's, or the actor's (cli/train_ppo_ray.py).
+    """The name of the model that the critic begins with (cli/train_ppo_ray.py).
 
     Raises:
         VramplanError: naming it, if it is not known.
     """
-    own = config.string("critic.model_name_or_path", "critic_pretrain")
-    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
-    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
-    actor = config.string("actor.model_name_or_path", "pretrain")
-    return _named(config, "critic", own or (reward or "").partition(",")[0] or actor or "")
+    return _named(config, "critic", own_critic(config) or config.string("actor.model_name_or_path", "pretrain") or "")

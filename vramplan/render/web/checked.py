@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
-from vramplan.render import check, out_of_memory
+from vramplan.render import check, gpu_groups, out_of_memory
 from vramplan.render.figures import gib, room_gib
 from vramplan.render.fix import summary
 from vramplan.render.python_words import in_python
@@ -31,7 +31,7 @@ def of_check(verdict: Verdict) -> Answer:
     head = banner(estimate, result, words, size, verdict.card.title)
     head += f'<p class="what">{escape(visible(estimate.model))}, read as {escape(visible(read_as(verdict)))}</p>'
     head += facts(estimate, _room(verdict))
-    head += note_lines(map(in_python, [*_cases(verdict), *_evaluation(verdict), *_doubts(verdict)]))
+    head += note_lines(map(in_python, [*_cases(verdict), *_groups(verdict), *_evaluation(verdict), *_doubts(verdict)]))
     if not verdict.case_fits:
         head += "".join(_way_out(title, settings) for title, settings in check.ways_out(verdict))
     notes = [note for note in verdict.reading.notes if note.kind in ("unknown", "warning")]
@@ -108,6 +108,12 @@ def _cases(verdict: Verdict) -> list[str]:
         name = " on ".join(filter(None, (length, count)))
         sizes.append(f"{name}: {gib(case.need_bytes)}{'' if case.fits else ' ✗'}")
     return [f"Not said: {' and '.join(unsaid)}. GiB of each GPU: {'; '.join(sizes)}"]
+
+
+def _groups(verdict: Verdict) -> list[str]:
+    """The need of each GPU of each group of the run, and what is not known."""
+    sizes = [text for text, _ in gpu_groups.needs(verdict)]
+    return [*([f"GiB of each GPU: {'; '.join(sizes)}"] if sizes else []), *gpu_groups.remarks(verdict)]
 
 
 def _evaluation(verdict: Verdict) -> list[str]:
