@@ -33,6 +33,7 @@ def test_most_estimates_agree_to_a_thousandth() -> None:
     assert median(csm_cases.TABLE.check("csm", job, ROWS, tensors=3e-3, flops=2e-3) for job in JOBS) <= 1e-3
 
 
+@pytest.mark.full
 def test_frames_are_those_of_its_processor() -> None:
     pytest.importorskip("transformers")
     from transformers.models.csm.processing_csm import CsmProcessor
@@ -44,6 +45,7 @@ def test_frames_are_those_of_its_processor() -> None:
         assert spoken.frames(Config({}, ""), job) == counted
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_with_checkpointing_stop_in_pytorch() -> None:
     torch = pytest.importorskip("torch")

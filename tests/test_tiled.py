@@ -31,6 +31,7 @@ def test_estimates_agree_with_traces(family: str) -> None:
     assert max(errors) <= 0.005
 
 
+@pytest.mark.full
 def test_tokens_of_aya_vision_are_its_processors() -> None:
     pytest.importorskip("transformers")
     from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor

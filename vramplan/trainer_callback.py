@@ -22,7 +22,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
 )
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
-from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.images import TOWER_MODULES
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.check import Verdict, judge
 from vramplan.units import format_bytes
@@ -184,7 +184,7 @@ def _of_model(model: nn.Module) -> dict[str, Any]:
     copies = [weight for path, weight in weights.items() if SAVED in path]
     if copies:
         job["saved_dtype"] = _one_dtype("modules_to_save", copies)
-    processor = IMAGE_PROCESSORS.get(inner.config.model_type)
+    processor = TOWER_MODULES.get(inner.config.model_type)
     for path, weight in weights.items() if processor is not None else ():
         part = part_of(bare(path), processor) if weight.requires_grad else None  # type: ignore[arg-type]
         if part is not None:

@@ -10,7 +10,7 @@ from vramplan.analytic.known_shapes import KnownShapes
 from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.train_step import declare
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.images import TOWER_MODULES
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate, PartialEstimate
@@ -76,7 +76,7 @@ def listed_layers(spec: ModelSpec) -> tuple[str, ...] | None:
     It does not for a mixture of experts (MoE) whose stacked experts PEFT adapts by all-linear: they are not
     linear layers since transformers 5.
     """
-    if not peft_experts_of(spec) or spec.model_type in IMAGE_PROCESSORS:
+    if not peft_experts_of(spec) or spec.model_type in TOWER_MODULES:
         return None
     architecture = architecture_of(spec).architecture
     job = Job(method="full").model_copy(update={"attention": architecture.attention[0]})

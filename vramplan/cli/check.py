@@ -137,7 +137,8 @@ def check(
         Option(help="Frames sampled of each, if fewer than the configuration allows.", min=1, panel=DATA),
     ] = None,
     audio_seconds: Annotated[
-        float | None, Option(help="Seconds of the longest sound, for wav2vec 2, HuBERT (20) and CSM (10).", panel=DATA)
+        float | None,
+        Option(help="Seconds of the longest sound, for wav2vec 2, HuBERT (20), CSM (10), Voxtral (30).", panel=DATA),
     ] = None,
     image_size: Annotated[
         str | None,

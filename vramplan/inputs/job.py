@@ -230,7 +230,7 @@ class Job(Record):
     target_length: int | None = field(default=None, gt=0, le=MAX_COUNT)
     """Tokens of the labels of an encoder-decoder model (T5); null: 128, or `sequence_length` if shorter."""
     audio_seconds: float | None = field(default=None, gt=0, le=3600)
-    """Seconds of sound in each sample, at 16,000 values a second (wav2vec 2, HuBERT); null: 20."""
+    """Seconds of each sound (wav2vec 2, HuBERT; CSM; Voxtral); null: 20, 10 and 30."""
     freeze_feature_encoder: bool = True
     """Whether the convolutions that read the waveform are frozen, by the model's method of that name (wav2vec 2,
     HuBERT)."""
@@ -238,6 +238,9 @@ class Job(Record):
     """Images in each sample; their tokens are part of its `sequence_length`."""
     videos: int = field(default=0, ge=0, le=MAX_COUNT)
     """Videos in each sample, instead of images; their tokens are part of its `sequence_length`."""
+    sounds: int = field(default=0, ge=0, le=MAX_COUNT)
+    """Sounds in each sample, of `audio_seconds` each, instead of images; their tokens are part of its
+    `sequence_length`."""
     frames: int | None = field(default=None, gt=0, le=1 << 16)
     """Frames of every video after sampling, as they enter its processor; null: 16."""
     image_size: tuple[int, int] | None = None
@@ -324,8 +327,13 @@ class Job(Record):
 
     @property
     def pictures(self) -> int:
-        """Images, or videos, in each sample."""
-        return self.images or self.videos
+        """Images, videos, or sounds, in each sample."""
+        return self.images or self.videos or self.sounds
+
+    @property
+    def picture_kind(self) -> str:
+        """What :attr:`pictures` counts, in one word."""
+        return "sound" if self.sounds else "video" if self.videos else "image"
 
     @property
     def joins_samples(self) -> bool:

@@ -14,6 +14,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.inputs import sound, spoken
 from vramplan.inputs.batch_input import Input as Input
 from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
+from vramplan.inputs.heard import HEARD
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import Task
@@ -418,7 +419,7 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
     given = {**given, "task": task} if task else given
     samples = inputs_of(spec.model_type, task, spec.name)  # type: ignore[arg-type]
     if samples is None:
-        if given.get("audio_seconds") is not None:
+        if given.get("audio_seconds") is not None and spec.model_type not in HEARD:
             raise ConfigError(f"{setting('audio_seconds', given['audio_seconds'])}: {spec.name} reads no waveforms")
         if given.get("target_length") is not None:
             raise ConfigError(
@@ -434,7 +435,7 @@ def complete(spec: ModelSpec, given: dict[str, object]) -> dict[str, object]:
             f"{setting('images', given['images'])}: {spec.name} takes "
             + ("no images" if samples.image_config is None else "one image a sample")
         )
-    for name in ("videos", "frames", "min_pixels", "max_pixels", "max_tiles", "vision", "projector"):
+    for name in ("videos", "sounds", "frames", "min_pixels", "max_pixels", "max_tiles", "vision", "projector"):
         if settings.get(name) not in (None, Job.model_fields[name].default):
             raise ConfigError(f"{setting(name)}: {spec.name} is no vision-language model")
     if not samples.has_target and settings.get("target_length") is not None:

@@ -22,7 +22,6 @@ NEAREST: dict[str, tuple[str, str]] = {
     "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
     "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
     "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),
-    "voxtral": (SOUND, "mistralai/Mistral-Small-24B-Base-2501"),
     "granite_speech": (SOUND, "ibm-granite/granite-3.3-8b-instruct"),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""

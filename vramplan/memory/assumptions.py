@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.heard import seconds as heard_seconds
 from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
@@ -294,6 +295,11 @@ def _describe_images(job: Job, picture: ProcessedImage | None) -> str:
     parts = " and ".join(f"{name} {state}" for name, state in (("vision", job.vision), ("projector", job.projector)))
     if not job.pictures:
         return f"no images, {parts}, "
+    if job.sounds:
+        default = "" if job.audio_seconds else " (default)"
+        parts = parts.replace("vision", "tower")
+        sounds = f"{job.sounds} sound{'s' * (job.sounds > 1)} of {heard_seconds(job):g} seconds{default}"
+        return f"{sounds} as {picture.description}: {job.sounds * picture.all_tokens:,} tokens; {parts}; "
     size, frames = shown(job)
     images = f"{job.pictures} {'image' if frames is None else 'video'}{'s' * (job.pictures > 1)} of "
     images += f"{size} pixels" if frames is None else f"{frames} frames of {size} pixels"

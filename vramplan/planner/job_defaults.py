@@ -9,6 +9,7 @@ from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, nam
 from vramplan.inputs import model_inputs
 from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
+from vramplan.inputs.heard import HEARD
 from vramplan.inputs.image_task_rules import is_compared
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.types import image_size
@@ -98,7 +99,13 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if head is not None and job.get("method") != "full":
         job.setdefault("modules_to_save", (head,))  # PEFT's task types SEQ_CLS and TOKEN_CLS
     _check_videos(job)
-    if spec.model_type in IMAGE_PROCESSORS:
+    if spec.model_type in HEARD:
+        _check_heard(spec, job)
+        job.setdefault("sounds", 1)
+        _check_parts(job)
+    elif spec.model_type in IMAGE_PROCESSORS:
+        if job.get("sounds"):
+            raise ConfigError(f"{setting('sounds', job['sounds'])}: {spec.name} takes no sounds")
         if not job.get("videos"):
             job.setdefault("images", 0 if is_text_only(spec) else 1)
         _check_parts(job)
@@ -163,6 +170,7 @@ def _complete_dtypes(job: dict[str, Any], half: str) -> None:
 VISION_SETTINGS = (
     "images",
     "videos",
+    "sounds",
     "frames",
     "image_size",
     "min_pixels",
@@ -192,6 +200,17 @@ def _check_text_only(spec: ModelSpec, job: dict[str, Any]) -> None:
                 + ("; `vramplan images` counts its image tokens" if spec.model_type in COUNTED else "")
             )
         raise ConfigError(f"{setting(name, job[name])}: {spec.name} takes text alone")
+
+
+def _check_heard(spec: ModelSpec, job: dict[str, Any]) -> None:
+    """Refuse images of a model that hears, and tasks in which sounds are not modelled."""
+    for name in ("images", "videos", "frames", "image_size", "min_pixels", "max_pixels", "max_tiles"):
+        if job.get(name):
+            raise ConfigError(f"{setting(name, job[name])}: {spec.name} takes sounds, and no images")
+    if job.get("task") and job.get("sounds", 1):
+        raise UnsupportedError(
+            f'{setting("task", job["task"])}: not modelled yet with sounds; text alone is {{"sounds": 0}} in a job'
+        )
 
 
 def _check_videos(job: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from vramplan.frameworks.readers import image_limits, video_sampling, zero_confi
 from vramplan.frameworks.registry import FRAMEWORKS
 from vramplan.frameworks.settings import ConfigReader, Kind, Note
 from vramplan.frameworks.syntax.argv import in_sections
-from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.images import IMAGE_PROCESSORS, TOWER_MODULES
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.load import OTHER_MODELS, load_model, names_setting
@@ -122,7 +122,9 @@ DECIDES_LENGTH = ("task", "image_size", "audio_seconds", "sequence_length")
 def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, Any]) -> dict[str, Any]:
     """The job with what only the model decides: its longest sample, its images."""
     takes_images = spec.model_type in IMAGE_PROCESSORS
-    dropped = set() if takes_images else {"vision", "projector", "max_pixels", "min_pixels", "max_tiles"}
+    dropped = set() if takes_images else {"max_pixels", "min_pixels", "max_tiles"}
+    if spec.model_type not in TOWER_MODULES:
+        dropped |= {"vision", "projector"}
     if spec.model_type not in LINEAR_EXPERTS:
         dropped.add("experts")
     if job["method"] == "full":

@@ -192,7 +192,7 @@ ENGINES = {
 def in_short(estimate: Estimate) -> list[str]:
     """What differs most between users and was perhaps not given: method, dtype, length, images, optimizer, strategy."""
     job = estimate.job
-    kind = ("video" if job.videos else "image") + ("s" if job.pictures > 1 else "")
+    kind = job.picture_kind + ("s" if job.pictures > 1 else "")
     size = f" of {job.image_size[0]}x{job.image_size[1]}" if job.image_size else ""
     usual = estimate.model_class.endswith(("ForCausalLM", "LMHeadModel", "language model"))
     facts = [

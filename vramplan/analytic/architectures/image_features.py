@@ -31,7 +31,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     net, job, vision, kinds = forward.net, forward.job, forward.vision, forward.stacks[TOWER_STACK]
     assert vision is not None
     tape, tower, whole = net.tape, vision.tower, vision.config
-    c, given = whole.part("vision_config"), net.training
+    c, given = whole.part(tower.part), net.training
     net, last = (
         replace(net, training=training_of(part, given, job), per_layer=None) for part in (job.vision, job.projector)
     )

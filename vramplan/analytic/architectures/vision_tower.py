@@ -99,6 +99,8 @@ class VisionTower:
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None
     """From the shape of the ids and the features to the input of cross-attention, if features do not go into the text
     (Llama 3.2 Vision)."""
+    part: str = "vision_config"
+    """The part of the configuration that the tower reads."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.inputs.heard import HEARD, heard
 from vramplan.inputs.images import adaptive_tiles, fixed_tiles, naflex, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
@@ -83,6 +84,11 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
 }
 """By transformers' model_type."""
 
+TOWER_MODULES = {
+    **IMAGE_PROCESSORS,
+    "voxtral": ImageProcessor(fixed_tiles.no_images, "model.audio_tower", LLAVA[1]),
+}
+"""All with a tower, those that hear (:mod:`vramplan.inputs.heard`) included."""
 PROCESSORS = {**COUNTED, **{model_type: processor.processor for model_type, processor in IMAGE_PROCESSORS.items()}}
 """All whose tokens can be counted, also of models that the analytic estimator does not support."""
 VIDEO_PROCESSORS: dict[str, VideoProcessor] = {
@@ -133,7 +139,9 @@ def processed_image(spec: ModelSpec, job: Job) -> ProcessedImage | None:
     Raises:
         ConfigError: for an image or video that the processor refuses, and for more image tokens than the sequence has.
     """
-    kind = "videos" if job.videos else "images"
+    kind = f"{job.picture_kind}s"
+    if spec.model_type in HEARD:
+        return heard(spec.model_type, Config(spec.config, spec.name), job)
     if spec.model_type not in PROCESSORS:
         if job.pictures:
             raise ConfigError(f"{setting(kind, job.pictures)}: {spec.name} takes text alone")
@@ -163,6 +171,7 @@ __all__ = [
     "COUNTED",
     "IMAGE_PROCESSORS",
     "PROCESSORS",
+    "TOWER_MODULES",
     "USUAL_FRAME",
     "USUAL_FRAMES",
     "USUAL_SIZE",

@@ -84,6 +84,15 @@ def aya_vision(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedIma
     return replace(tiled, tokens=tiled.tiles * per_tile, extra_tokens=tiled.tiles + 2)
 
 
+def no_images(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
+    """The processor of a model that hears.
+
+    Raises:
+        SpecError: for any image.
+    """
+    raise SpecError("the model takes sounds instead of images")
+
+
 def llava(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """LLaVA 1.5: the central square of the image, at the tower's size.
 

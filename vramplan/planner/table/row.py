@@ -150,5 +150,5 @@ def _said(job: Job) -> tuple[str, ...]:
     """What a cell's job takes for granted, beside its length."""
     batches = f"{job.batches} samples, all equally long"
     if job.pictures:
-        batches += f", {job.pictures} {'image' if job.images else 'video'}{'s' * (job.pictures > 1)} in each"
+        batches += f", {job.pictures} {job.picture_kind}{'s' * (job.pictures > 1)} in each"
     return describe_method(job), describe_weights(job), describe_strategy(job), describe_step(job), batches

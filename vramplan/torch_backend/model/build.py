@@ -15,7 +15,8 @@ from torch import nn
 from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.embedding import is_embedding_gemma
-from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
+from vramplan.inputs.heard import HEARD
+from vramplan.inputs.images import IMAGE_PROCESSORS, TOWER_MODULES, processed_image
 from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, ModelInputs, inputs_of
@@ -67,7 +68,7 @@ def build(
         subject = from_import_path(spec.name, job, device)
     else:
         subject = from_config(spec, job, device, trust_remote_code, constructor_context)
-    module, processor = subject.module, IMAGE_PROCESSORS.get(spec.model_type)
+    module, processor = subject.module, TOWER_MODULES.get(spec.model_type)
     if processor is not None:
         freeze(module, job, processor)
     if job.freeze_feature_encoder and hasattr(module, "freeze_feature_encoder"):
@@ -127,7 +128,10 @@ def from_config(
     config = _transformers_config(spec, job, trust_remote_code)
     usual: str = {"flash": "flash_attention_2"}.get(job.attention, job.attention)
     attention: str | dict[str, str] = usual
-    if getattr(config, "audio_config", None) is not None:  # Gemma 4's tower for sound has eager attention alone
+    hears = spec.model_type in HEARD
+    if (
+        getattr(config, "audio_config", None) is not None and not hears
+    ):  # Gemma 4's tower for sound has eager attention alone
         attention = {"": usual, **dict.fromkeys(config.sub_configs, usual), "audio_config": "eager"}
     model_class = _class_for(spec, job, config, trust_remote_code)
 
@@ -151,6 +155,10 @@ def from_config(
             ) from error
         raise SpecError(f"{spec.name}: transformers {transformers.__version__} cannot build it: {first}") from error
     model.tie_weights()
+    if hears and job.dtype != "fp32":  # as from_pretrained loads them (modeling_utils.py)
+        for path, submodule in model.named_modules():
+            if path.rpartition(".")[2] in model._keep_in_fp32_modules_strict:
+                submodule.to(torch.float32)
     model.config.use_cache = job.keeps_outputs and job.checkpointing == "none" and not job.joins_samples
     for path, submodule in model.named_modules() if job.fp32_norms else ():
         if isinstance(submodule, nn.LayerNorm) or "norm" in path:
@@ -169,7 +177,7 @@ def _image_inputs(spec: ModelSpec, job: Job, config: Any) -> ImageInputs | None:
     if processed is None or not job.pictures:
         return None
     token = getattr(config, processed.token, None) or getattr(config.vision_config, processed.token)
-    return ImageInputs(processed, job.pictures, token, IMAGE_PROCESSORS[spec.model_type].token_types)
+    return ImageInputs(processed, job.pictures, token, TOWER_MODULES[spec.model_type].token_types)
 
 
 def _check_positions(module: nn.Module, job: Job, owner: str, tower: str | None) -> None:
@@ -245,6 +253,8 @@ def _class_for(spec: ModelSpec, job: Job, config: Any, trust_remote_code: bool) 
 
     if trust_remote_code and spec.config.get("auto_map"):
         return lambda config, **options: AutoModelForCausalLM.from_config(config, trust_remote_code=True, **options)
+    if spec.model_type in HEARD:
+        return transformers.AutoModelForMultimodalLM.from_config
     if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and spec.model_type in IMAGE_PROCESSORS:
         return transformers.AutoModelForImageTextToText.from_config
     samples = inputs_of(spec.model_type, job.task, spec.name)

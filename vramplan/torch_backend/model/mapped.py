@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vramplan.errors import MissingDependencyError, setting
-from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.images import TOWER_MODULES
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.torch_backend.dtypes import DTYPES
@@ -70,7 +70,7 @@ def _quantization(skeleton: nn.Module, spec: ModelSpec, job: Job) -> Any:
     from transformers import BitsAndBytesConfig
 
     skipped = None
-    processor = IMAGE_PROCESSORS.get(spec.model_type)
+    processor = TOWER_MODULES.get(spec.model_type)
     if processor is not None and not job.quantize_vision:
         from transformers.quantizers.base import get_keys_to_not_convert
 

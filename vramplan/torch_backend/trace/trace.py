@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
+from vramplan.inputs.images import TOWER_MODULES, processed_image
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import describe, trained_as
 from vramplan.inputs.model_spec import ModelSpec
@@ -244,7 +244,7 @@ class Run:
         """The run as a step of the same type as the analytic estimator's."""
         tracker, gpu, upto = self.tracker, self.gpu, self.training_events
         parameters = own_parameters(self.subject.module)
-        processor = IMAGE_PROCESSORS.get(self.spec.model_type)
+        processor = TOWER_MODULES.get(self.spec.model_type)
         levels = tracker.timeline(None).live_bytes()
         names = ("forward", "backward", "optimizer")
         work = [tracker.work.get(name, []) for name in names]
