@@ -80,8 +80,9 @@ def linear(
                 continue
             tape.product(flops, moved, dtype, prod(like.shape))
             product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
-            # a view: of the input's three dimensions, or transposed for the weight
-            grads[index] = product.view(*like.shape) if index == 1 or len(like.shape) > 2 else product
+            # a view: of the input's three dimensions, or transposed for the weight unless DeepSpeed's function makes it
+            views = not tape.keeps_inputs if index == 1 else len(like.shape) > 2
+            grads[index] = product.view(*like.shape) if views else product
             del product
         return grads
 
