@@ -51,7 +51,7 @@ def load(folder: Path) -> dict[str, Any]:
         "train.callbacks": {"SaveProcessorCallback": object, "FixValueHeadModelCallback": TrainerCallback},
         "train.trainer_utils": _functions(folder / "train/trainer_utils.py", ("get_batch_logps", "nested_detach")),
     }
-    own["train.trainer_utils"] |= dict.fromkeys(("create_custom_optimizer", "create_custom_scheduler"))
+    own["train.trainer_utils"] |= dict.fromkeys(("create_custom_optimizer", "create_custom_scheduler"), lambda *_: None)
     for name, values in own.items():
         module = ModuleType(f"{PACKAGE}.{name}")
         vars(module).update(values)

@@ -215,13 +215,11 @@ def _not_compared(job: Job) -> list[str]:
         return [
             "OpenRLHF's loops were compared with runs on one GPU; DeepSpeed's share is that of other trainers' runs"
         ]
-    if job.loss == "value_head" and job.method == "full" and job.num_gpus > 1:
-        return ["a reward model of LLaMA-Factory with full fine-tuning on several GPUs was not compared with a run"]
     sharded = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
     if job.task not in ("dpo", "kto") or not sharded:
         return []
     notes = []
-    if job.loss != "chunked":
+    if job.loss not in ("chunked", "log_softmax"):
         package = OF_FRAMEWORKS.get(job.loss, "TRL")
         notes.append(
             f"{job.task.upper()} by whole logits under ZeRO-3 and FSDP 2 was not compared with runs of {package}"

@@ -206,7 +206,13 @@ TASK_RULES = (
         "{loss} has no meaning without {task=reward}",
     ),
     Rule(
-        lambda job: job.loss == "value_head" and job.strategy not in ("ddp", "zero1", "zero2"),
+        lambda job: job.loss == "value_head" and (job.strategy, job.method) == ("zero3", "full"),
+        IMPOSSIBLE,
+        "{strategy} with {loss} and {method}: DeepSpeed 0.19 stops at the fp32 value head among half-precision weights"
+        " (zero/utils.py: defragment); use {strategy=zero2}, or {method=lora}",
+    ),
+    Rule(
+        lambda job: job.loss == "value_head" and job.strategy not in ("ddp", "zero1", "zero2", "zero3"),
         UNSUPPORTED,
         "{strategy} with {loss} was not compared with a run of LLaMA-Factory; use {strategy=zero2}",
     ),

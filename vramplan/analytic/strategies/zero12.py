@@ -296,16 +296,27 @@ class ZeroStage12(ZeroStage):
             self.buckets = [self.record.allocate(size) for _ in range(count)]
 
     def reduce(self, members: list[Trained]) -> None:
-        """Reduce slices of several owners in a joined copy (average_tensor); the own ones stay."""
+        """Reduce slices of several owners in joined copies (average_tensor); the own ones stay.
+
+        A copy ends with the slice that exceeds the bucket's size, and a slice alone is not copied
+        (allreduce_and_scatter).
+        """
         record = self.record
-        runs, before = 0, -1
+        runs, before = list[int](), -1
         for one in members:
-            for owner in one.owners(self.parts[one.group]):
-                runs += owner != before
+            part = self.parts[one.group]
+            for owner in one.owners(part):
+                if owner != before:
+                    runs.append(0)
+                runs[-1] += one.elements_on(owner, part)
                 before = owner
-        if runs > 1:
-            count = sum(one.count for one in members)
-            self.passing(flat(count, self.dtype, "communication", "bucket, by owner", self.stream))
+        joined, number = 0, 0
+        for run in [*runs, 0]:
+            joined, number = joined + run, number + 1
+            if joined > self.bucket_size or run == 0:
+                if number > 1 + (run == 0):
+                    self.passing(flat(joined, self.dtype, "communication", "bucket, by owner", self.stream))
+                joined, number = 0, 0
         owns_some = any(map(self.elements, members))
         if owns_some and not self.reduced and not self.offloads:
             self.reduced = True

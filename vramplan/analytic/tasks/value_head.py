@@ -40,7 +40,7 @@ def _outputs(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple
     model_loss, outputs = setting.architecture.forward(forward_pass(net, setting, phase, batch), setting.config)
     states, net.states = net.states, None
     values = values_of(net, setting, states[-1])
-    net.tape.module = "lm_head"
+    net.tape.module = "loss"  # no module's: the head's weight is not asked for again
     logits = ops.to(outputs[0], "fp32", "logits in fp32 beside the values")
     del states, outputs
     net.features.clear()

@@ -156,6 +156,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names,
         config.notes,
     )
+    if method == "lora" and (is_grpo or ms_swift_tasks.is_rlhf(config)):
+        job["lora_dtype"] = "fp32"  # PEFT's own: trainers of ms-swift skip TRL's __init__, which casts them
     if is_grpo:
         config.read_keys |= {"loss_type", "label_smoothing"}
     elif ms_swift_tasks.is_rlhf(config):
@@ -274,7 +276,7 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
         raise config.unsupported("target_modules" if config.has("target_modules") else "lora_target_modules")
     if targets and targets != ["DEFAULT"]:
         job["lora_targets"] = tuple(targets)
-    return job | {"lora_dtype": "fp32"}  # PEFT's own: trainers of ms-swift skip TRL's __init__, which casts them
+    return job
 
 
 def _extra_adapter_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:

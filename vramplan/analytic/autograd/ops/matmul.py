@@ -81,7 +81,7 @@ def linear(
                 continue
             tape.product(flops, moved, dtype, prod(like.shape))
             product = tape.empty(like.shape, dtype, "gradient of the input" if index == 0 else "gradient")
-            # a view: of the input's three dimensions, or transposed for the weight
+            # a view: of the input's three dimensions, or transposed for the weight; DeepSpeed's function makes none
             is_view = not tape.keeps_inputs and (index == 1 or len(like.shape) > 2)
             grads[index] = product.view(*like.shape) if is_view else product
             del product
