@@ -46,7 +46,7 @@ def test_every_case_has_been_traced() -> None:
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported; by=trace runs it"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm = True is not supported; by=trace runs it"),
         ("minimax_m2", {"output_router_logits": True}, "output_router_logits = True is not supported"),
-        ("dots1", {"experts": "linear"}, "the mixture of dots1 before transformers 5 is not modelled"),
+        ("minimax_m2", {"experts": "linear"}, "the mixture of minimax_m2 before transformers 5 is not modelled"),
         ("ernie4_5", {"is_causal": False}, "is_causal = False is not supported; by=trace runs it"),
         (text_family_cases.WITHIN, {"images": 1}, "images of gemma4_unified are not modelled yet"),
         ("helium", {"use_bidirectional_attention": True}, "transformers 5.23 ignores it there; leave it out"),

@@ -16,7 +16,8 @@ from vramplan.inputs.task_rules import TASK_RULES
 LINEAR_EXPERTS = frozenset(
     {
         *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe"),
-        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4v_moe", "dots1"),
+        *("ernie4_5_moe", "hunyuan_v1_moe", "flex_olmo"),
     }
 )
 """Architectures whose experts were separate linear layers before transformers 5 (4.57, modeling_<type>.py)."""

@@ -10,7 +10,7 @@ from vramplan.analytic.architectures.decoder import Decoder, Rotary
 from vramplan.analytic.architectures.moe import ROUTED, flat
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.layers import attention_kernels
+from vramplan.analytic.layers import attention_kernels, moe_linear_experts
 from vramplan.analytic.layers.attention import attention
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.mlp import gated
@@ -67,21 +67,34 @@ def mixture(net: Modules, c: Config, x: Tensor) -> Tensor:
     if number:
         shared = gated(net, "mlp.shared_experts", rows, width * int(number), act_of(c), c.flag("use_bias", False))
     logits, to = router(net, rows, experts)
-    out = routed(net, "mlp.experts", rows, to, experts)
-    del logits
-    return (out if shared is None else ops.add(out, shared, "output")).view(*x.shape)
+    held: list[Tensor] = []
+    if net.training.linear_experts:
+        out, held = moe_linear_experts.in_turn(net, "mlp.experts", rows, to, experts)
+    else:
+        out = routed(net, "mlp.experts", rows, to, experts)
+    out = out if shared is None else ops.add(out, shared, "output")
+    del logits, held
+    return out.view(*x.shape)
 
 
 def router(net: Modules, x: Tensor, experts: Experts) -> tuple[Tensor, Routed]:
-    """Ernie4_5_MoeTopKRouter: fp32 weights, and a correction that never trains and helps to choose."""
-    name = "mlp.gate"
-    weight = router_weight(net, name, experts.number, x.shape[-1], "fp32")
+    """Ernie4_5_MoeTopKRouter: fp32 weights, and a correction that never trains and helps to choose.
+
+    Before transformers 5 it is a linear layer.
+    """
+    name, linear = "mlp.gate", net.training.linear_experts
+    weight = None if linear else router_weight(net, name, experts.number, x.shape[-1], "fp32")
     correction = net.parameter(
         f"{name}.moe_statics.e_score_correction_bias", 1, experts.number, frozen=True, dtype="fp32"
     )
     net.tape.module = name
     with net.tape.autocasting(None):
-        logits = ops.linear(ops.to(x, "fp32", "tokens in fp32"), weight, None, "router logits")
+        wide = ops.to(x, "fp32", "tokens in fp32")
+        if weight is None:
+            logits = net.linear(name, wide, experts.number, dtype="fp32")
+        else:
+            logits = ops.linear(wide, weight, None, "router logits")
+        del wide
         shares = attention_kernels.softmax_fp32(logits)
         values, which = ops.top(
             ops.add(shares, correction.view(experts.number), "corrected scores"), experts.top, "scores"

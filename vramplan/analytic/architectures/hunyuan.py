@@ -10,6 +10,7 @@ from vramplan.analytic.architectures.architecture import Architecture
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.layers import moe_linear_experts
 from vramplan.analytic.layers.attention import attend, update_cache
 from vramplan.analytic.layers.attention_kernels import softmax_fp32
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
@@ -63,10 +64,16 @@ def mixture(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     rows = moe.flat(x)
     logits = net.linear("mlp.gate.wg", ops.to(rows, "fp32", "tokens in fp32"), experts.number, dtype="fp32")
     best, which = ops.top(softmax_fp32(logits), experts.top, "shares of a token's experts")
-    best = ops.to(ops.divide_in_place(best, ops.total(best)), logits.dtype)
-    out = routed(net, "mlp.experts", rows, (best, which), experts).view(*x.shape)
-    del logits
-    return ops.add(out, shared, "output")
+    best = ops.divide_in_place(best, ops.total(best))
+    held: list[Tensor] = []
+    if net.training.linear_experts:
+        best = ops.to(best, rows.dtype, "shares of a token's experts")
+        out, held = moe_linear_experts.in_turn(net, "mlp.experts", rows, (best, which), experts)
+    else:
+        out = routed(net, "mlp.experts", rows, (ops.to(best, logits.dtype), which), experts)
+    out = ops.add(out.view(*x.shape), shared, "output")
+    del logits, held
+    return out
 
 
 ARCHITECTURES = {
