@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
         "optimizer_offload": False,
         "layered_summon": False,
         "bucket_mib": 2048,
+        "keeps_root": True,
     },
     "expandable_segments": True,
 }
@@ -74,9 +75,9 @@ def nearest(*overrides: str) -> dict[str, Any]:
     return nearest_job(ConfigReader(from_line(line(*overrides), None, {}).source, "verl"))
 
 
-def refusal(*overrides: str) -> str:
+def refusal(*overrides: str, version: str | None = None) -> str:
     with pytest.raises(UnsupportedError) as caught:
-        read(from_line(line(*overrides), None, {}), 1)
+        read(from_line(line(*overrides), None, {}), 1, version)
     return str(caught.value)
 
 
@@ -243,7 +244,7 @@ def test_a_budget_by_set_is_not_asked_about_again() -> None:
 
 
 def test_the_command_is_the_nearest_job() -> None:
-    text = refusal(SAMPLES, f"{ROLLOUT}.n=5", f"{ROLLOUT}.gpu_memory_utilization=0.6", f"{ACTOR}.strategy=fsdp2")
+    text = refusal(SAMPLES, f"{ROLLOUT}.n=5", f"{ROLLOUT}.gpu_memory_utilization=0.6", version="0.3")
     words = shlex.split(text.partition("GRPOTrainer: ")[2])
     assert words[:3] == ["vramplan", "estimate", QWEN]
     given = dict(zip(words[3::2], words[4::2], strict=True))
@@ -258,13 +259,16 @@ def test_the_command_is_the_nearest_job() -> None:
         ("critic.enable=True", "critic.model.path is not set"),
         ("reward.reward_model.enable=True", "reward.reward_model.enable: True is a reward model"),
         ("model_engine=megatron", "model_engine: megatron"),
-        (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy: fsdp2"),
+        (f"{REF}.strategy=fsdp2", f"{REF}.strategy: fsdp2 is not modelled yet beside another"),
         (f"{ROLLOUT}.name=sglang", "sglang is not modelled yet (the nearest estimate has vLLM)"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
         (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
-        (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),
+        (f"{MODEL}.enable_activation_offload=True", "enable_activation_offload: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
-        (f"{MODEL}.use_fused_kernels=True", "use_fused_kernels: True"),
+        (
+            f"{MODEL}.use_fused_kernels=True {MODEL}.fused_kernel_options.impl_backend=liger",
+            "liger is not modelled yet",
+        ),
         ("trainer.v1.trainer_mode=separate_async", "trainer.v1.trainer_mode: separate_async"),
     ],
 )
@@ -310,5 +314,5 @@ def test_gpus_that_copies_of_vllm_do_not_divide() -> None:
 
 def test_a_budget_of_tokens_is_named() -> None:
     budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=9000")
-    text = refusal(*budget, f"{ACTOR}.strategy=fsdp2")
+    text = refusal(*budget, version="0.3")
     assert "ppo_max_token_len_per_gpu 9,000 is its token budget" in text

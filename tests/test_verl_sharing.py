@@ -12,7 +12,7 @@ from tests.trl_sharing import GPU
 from tests.verl_sharing import recorded
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.006, 0.00005
+WORST, MEDIAN = 0.014, 0.00003
 
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
@@ -26,7 +26,7 @@ def name_of(row: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in row["job"].items() if name in ("fsdp", "verl", "method"))
 
 
-@pytest.mark.parametrize("row", RECORDED[::5], ids=name_of)
+@pytest.mark.parametrize("row", RECORDED[::6], ids=name_of)
 def test_peaks_agree_with_verl(row: dict[str, Any]) -> None:
     assert max(errors_of(row).values()) <= WORST
 

@@ -47,13 +47,30 @@ OF_UNTIED: tuple[dict[str, Any], ...] = (
     {"dtype": "bf16", "autocast": "none"},
     {"fsdp": FSDP1, "reference": "model", "verl": {**VERL, "keeps_root": True}},
 )
+OF_TIED: tuple[dict[str, Any], ...] = (
+    {},
+    {"method": "lora", "micro_batch_size": 4, "verl": {**VERL, "fused_head": "torch"}},
+    {"micro_batch_size": 4, "verl": {**VERL, "fused_head": "torch", "entropy": True}},
+    {"verl": {**VERL, **OFF, "critic": {**CRITIC, **OFF}}},
+)
+WIDE: dict[str, Any] = {
+    LAYERS: 2, "tie_word_embeddings": True, "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "head_dim": 64, "intermediate_size": 512, "vocab_size": 64000,
+}  # fmt: skip
+"""Of which the head needs most."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the model, keys of its configuration, the job."""
     for job in OF_UNTIED:
         yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **job}}
-    yield {"model": MODEL, "config": TIED, "job": JOB}
+    for job in OF_TIED:
+        yield {"model": MODEL, "config": TIED, "job": {**JOB, **job}}
+    fused = {"fsdp": FSDP1, "micro_batch_size": 4, "verl": {**VERL, "fused_head": "torch"}}
+    yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **fused}}
+    for own in ({}, {"entropy": True}):
+        wide = {"micro_batch_size": 6, "verl": {**VERL, "fused_head": "torch", **own}}
+        yield {"model": MODEL, "config": WIDE, "job": {**JOB, **wide}}
 
 
 def recorded() -> list[dict[str, Any]]:

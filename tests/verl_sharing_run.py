@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ TEMPERATURE = 1.0
 def engines() -> Any:
     """The module of verl's engines, beside stand-ins."""
     with with_stubs():
+        importlib.import_module("verl.utils.experimental.torch_functional")  # which asks for flash-attn, too
         from verl.models.transformers import monkey_patch
         from verl.workers.engine.fsdp import transformer_impl
     monkey_patch.is_trl_available = lambda: False  # whose model with a value head is in trl up to 0.28
@@ -51,7 +53,7 @@ class Run:
         self.config = AutoConfig.for_model(**{**spec.config, "model_type": spec.model_type})
         self.config._attn_implementation = "flash_attention_2"
         self.config.architectures = spec.config.get("architectures") or ["LlamaForCausalLM"]
-        self.length, self.fused = job.sequence_length, getattr(job.verl, "fused_head", None)
+        self.length, self.fused = job.sequence_length, job.verl.fused_head
         self.peaks.enter("loaded")
         self.reference = self.engine(False) if job.reference == "model" else None
         self.critic = self.engine(True, "value_model") if job.verl.critic is not None else None

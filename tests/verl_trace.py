@@ -88,7 +88,7 @@ def with_stubs() -> Iterator[None]:
     stubs: dict[str, dict[str, Any]] = {
         "flash_attn": {}, "flash_attn.ops": {}, "flash_attn.ops.triton": {},
         "flash_attn.ops.triton.cross_entropy": {
-            "cross_entropy_loss": lambda logits, labels, inplace_backward: CrossEntropy.apply(
+            "cross_entropy_loss": lambda logits, labels, inplace_backward=False: CrossEntropy.apply(
                 logits, labels, inplace_backward
             )
         },

@@ -93,6 +93,13 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f"{setting('loss', job.loss)}: OpenRLHF's loop is modelled for text without experts, whose router logits it"
             f" keeps too; {spec.name} has other layers"
         )
+    own_head = job.fsdp.version == 2 and not job.verl.head_in_root and not architecture.is_tied(config)
+    if job.verl.fused_head is not None and own_head:
+        raise ConfigError(
+            f"{spec.name}: verl stops at use_fused_kernels under fsdp2, where its head, which is not tied to the"
+            " embedding, is sharded when it is multiplied (mixed torch.Tensor and DTensor); use fsdp, or leave"
+            " use_fused_kernels out"
+        )
     traced = f"{setting('by', 'trace')} runs it"
     if architecture.decoder is not None and not both_ways:
         _check_reads_one_way(spec, config, traced)
@@ -189,12 +196,14 @@ def _not_compared(job: Job) -> list[str]:
     if job.runs_verl:
         alone = ["FSDP on one GPU, which shards nothing, follows torch's events: it was not compared with verl's runs"]
         joins = ["verl's padded rows from 0.8 on follow its source and torch's: they were not compared with its runs"]
+        older = ["verl before 0.7 under FSDP 2 follows its source and torch's: it was not compared with its runs"]
         return [
             *(alone if job.num_gpus == job.fsdp.replicas else ()),
             *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
+            *(older if job.verl.head_in_root else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
-            f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code on one GPU; how FSDP"
-            " shares the model, and what goes to vLLM, follow their sources",
+            f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code: of 0.7.1 on one GPU,"
+            " of 0.9.1 on two emulated GPUs; what vLLM takes follows its source",
         ]
     if job.runs_openrlhf:
         return [

@@ -28,6 +28,7 @@ from vramplan.inputs.model_inputs import ModelInputs
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_inputs import of_verl
 from vramplan.inputs.tasks import class_of
+from vramplan.inputs.verl import Verl
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
 from vramplan.memory.recorder import Recorder
@@ -36,7 +37,7 @@ from vramplan.memory.timeline import EMPTY_CACHE, Storage, Timeline
 FIELD = "critic"
 SAMPLES = ModelInputs("AutoModelForTokenClassification", lambda _, job: of_verl(job))
 """What a micro-batch of the critic has."""
-SHARDING = {"use_orig_params": False, "reshard_after_forward": True}
+SHARDING = {"use_orig_params": False, "reshard_after_forward": True, "forward_prefetch": False}
 """How its weights are sharded, whatever the actor's are: settings of its own that are not read otherwise."""
 
 
@@ -57,6 +58,7 @@ def critic_job(job: Job) -> Job:
         "autocast": "bf16" if critic.dtype == "fp32" else "none",
         "checkpointing": critic.checkpointing,
         "modules_to_save": None,
+        "verl": Verl(keeps_root=job.verl.keeps_root),
         "fsdp": job.fsdp.model_copy(update={**SHARDING, "replicas": critic.replicas, "version": version}),
         "offload": "all" if critic.offload_policy else "none",
         "fused_kernels": (),

@@ -239,6 +239,16 @@ ROLLOUT_RULES = (
         " {quantize=none} {lora_dropout=0}",
     ),
     Rule(
+        lambda job: job.runs_verl and job.fsdp.version == 2 and job.num_gpus == 1,
+        UNSUPPORTED,
+        "{loss} with {task} under FSDP 2 is modelled for several GPUs; use fsdp version 1",
+    ),
+    Rule(
+        lambda job: job.runs_verl and job.verl.fused_head is not None and job.batches == "padded",
+        UNSUPPORTED,
+        "{batches} with a fused head of verl's is not modelled; use {batches=unpadded}",
+    ),
+    Rule(
         lambda job: job.runs_own_actor and (job.steps_per_generation is not None or job.num_iterations != 1),
         IMPOSSIBLE,
         "steps_per_generation and num_iterations have no meaning with {loss}: it generates once for all updates",

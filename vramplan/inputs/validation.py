@@ -68,6 +68,13 @@ LOOP_RULES = (
         "{batches} with images is not modelled yet; TRL stops at padding_free with them; use {batches=padded}",
     ),
 )
+
+
+def _is_own_fsdp2(job: Job) -> bool:
+    """Whether FSDP 2 shards the job as accelerate sets it up, and not verl."""
+    return job.strategy == "fsdp" and job.fsdp.version == 2 and job.loss != "log_probs"
+
+
 STRATEGY_RULES = (
     Rule(
         lambda job: job.num_gpus % job.num_nodes != 0,
@@ -131,12 +138,12 @@ STRATEGY_RULES = (
         "fsdp: replicas: hybrid sharding needs FSDP version 1 and a number of GPUs that the replicas divide",
     ),
     Rule(
-        lambda job: job.fsdp.sync_each_batch and job.fsdp.version != 1 and job.loss != "log_probs",
+        lambda job: job.fsdp.sync_each_batch and _is_own_fsdp2(job),
         UNSUPPORTED,
         "fsdp: sync_each_batch is modelled for FSDP version 1, and for verl's version 2 ({loss=log_probs})",
     ),
     Rule(
-        lambda job: job.fsdp.reduce_dtype is not None and job.fsdp.version != 1 and job.loss != "log_probs",
+        lambda job: job.fsdp.reduce_dtype is not None and _is_own_fsdp2(job),
         UNSUPPORTED,
         "fsdp: reduce_dtype is modelled for FSDP version 1, and for verl's version 2 ({loss=log_probs}); leave it out",
     ),

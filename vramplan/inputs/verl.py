@@ -44,6 +44,9 @@ class Verl(Record):
     logits: Literal["undivided", "copied", "in_place"] = "undivided"
     """What becomes of the logits as they are divided by the temperature: nothing at a temperature of 1 (verl 0.9.1), a
     copy at another one (verl 0.9), or the quotients overwrite them (verl up to 0.8)."""
+    fused_head: Literal["torch", "triton"] | None = None
+    """What computes log-probabilities from hidden states, without whole logits (``use_fused_kernels``): torch, for 512
+    tokens at a time, or a Triton kernel; null: nothing, logits are whole."""
     joins_rows: bool = False
     """Padded rows: whether the logits of all their tokens are copied into one row (verl from 0.8 on), or those of the
     responses alone are copied (verl up to 0.7)."""
@@ -63,6 +66,8 @@ class Verl(Record):
     keeps_root: bool = False
     """Whether weights outside of the layers stay gathered when completions are scored: under FSDP 1 until the next
     backward (verl from 0.8 on without ``fsdp_size``), under FSDP 2 as PyTorch before 2.8 has it."""
+    head_in_root: bool = False
+    """FSDP 2: whether the output head is gathered with the root (verl up to 0.6), not in a group of its own."""
     layered_summon: bool = False
     """Adapters: whether a layer at a time is gathered to send them to vLLM, and not the whole model."""
     bucket_mib: int = field(default=2048, gt=0, le=1 << 20)

@@ -45,7 +45,9 @@ class VerlFsdp2(Fsdp2):
         """(The root and the embedding, the layers, the head) (utils/fsdp_utils.py: _select_fsdp2_wrap_targets)."""
         setting, embedded = self.step.setting, self.step.embedded
         assert embedded is not None
-        alone = {} if setting.architecture.is_tied(setting.config) else {embedded.name: "embedding", HEAD: "head"}
+        alone = {embedded.name: "embedding"} | ({} if self.job.verl.head_in_root else {HEAD: "head"})
+        if setting.architecture.is_tied(setting.config):
+            alone = {}
         by_place: dict[int | str, list[int]] = {"root": []}
         for number, one in enumerate(self.divided):
             name = one.parameter.name
@@ -130,6 +132,11 @@ class VerlFsdp2(Fsdp2):
                 self._prepare_backward(self.before[-1])
             self._extend(events, offset)
             self._end_backward(offset)
+
+    def _prepare_backward(self, group: Group) -> None:
+        super()._prepare_backward(group)
+        if group is self.root:  # whose forward ends last
+            self._request(self.order[-1])
 
     def _head_in_backward(self, events: Sequence[int]) -> tuple[int, int]:
         """Indices of the first event behind the loss's backward, and of the first behind the head's."""

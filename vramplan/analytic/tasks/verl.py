@@ -6,19 +6,46 @@ trainer/ppo/core_algos.py: compute_policy_loss_vanilla). Up to 0.7 workers/actor
 
 from __future__ import annotations
 
+from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.log_probs import divided, token_entropies, token_log_probs
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.verl_head import fused_log_probs
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.verl_loss import policy_loss
 from vramplan.analytic.tasks.whole_logits import own_logits
+
+HEAD = "lm_head"
+
+
+def fused(net: Modules, setting: StepSpec, phase: str, batch: Batch, entropy: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of all tokens by a fused head, whose weight is the root's."""
+    job, config, tape = setting.job, setting.config, net.tape
+    architecture = setting.architecture
+    with tape.autocasting(job.forward_autocast):
+        forward = forward_pass(net, setting, phase, batch)
+        hidden = decoder_of(forward).before_head(net, config, language_model(forward, config))
+        tape.module = HEAD
+        tokens = hidden.shape[0] * hidden.shape[1]
+        labels = tape.empty((tokens,), "int64", "ids rolled by one")
+        weight = net.head_weight(architecture.shape(config).vocabulary, hidden.shape[-1], architecture.is_tied(config))
+        found = fused_log_probs(hidden, weight, labels, job.verl.fused_head or "", entropy)
+    del hidden, labels
+    tape.module = "loss"
+    return found
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``ppo_loss`` of a micro-batch of prompts with their completions."""
     tape = net.tape
+    if setting.job.verl.fused_head is not None:
+        output = fused(net, setting, phase, batch, setting.job.verl.entropy)
+        padded = [ops.copy(one, "log-probabilities, padded") for one in output[: 1 + setting.job.verl.entropy]]
+        loss = policy_loss(padded[0], padded[1] if setting.job.verl.entropy else None)
+        del padded, output
+        return loss
     logits = own_logits(net, setting, phase, batch)
     tape.module = "loss"
     rows = logits.shape[0] * logits.shape[1]
@@ -36,6 +63,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 
 def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """Log-probabilities without gradients; torch.compile's kernels of their entropies hold no logits of their own."""
+    if setting.job.verl.fused_head is not None:
+        return fused(net, setting, phase, batch, False)[0]
     logits = own_logits(net, setting, phase, batch)
     net.tape.module = "loss"
     labels = net.tape.empty((logits.shape[0] * logits.shape[1],), "int64", "ids rolled by one")

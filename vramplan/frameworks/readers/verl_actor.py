@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
 from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
 from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
+from vramplan.frameworks.readers.verl_nearest import nearest_settings
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
     BUDGET,
@@ -26,6 +27,7 @@ from vramplan.frameworks.readers.verl_rl import (
     REF,
     ROLLOUT,
     SECTION,
+    STRATEGY,
 )
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -36,15 +38,16 @@ from vramplan.units import ceil_div, divisors
 PACKAGE, FIRST, NEWEST = "verl", "0.4", "0.9.1"
 FSDP = f"{ACTOR}fsdp_config."
 PADDING = f"{MODEL}use_remove_padding"
+FUSED, BACKEND = f"{MODEL}use_fused_kernels", f"{MODEL}fused_kernel_options.impl_backend"
 NOT_MODELLED: tuple[str, ...] = (
     f"{ACTOR}calculate_sum_pi_squared",
     f"{ACTOR}use_prefix_grouper", f"{ACTOR}entropy_checkpointing", f"{ACTOR}entropy_from_logits_with_chunking",
-    f"{ACTOR}pad_to_length", f"{ACTOR}use_fused_kernels", f"{ACTOR}freeze_vision_tower",
-    f"{FSDP}offload_policy", f"{FSDP}forward_prefetch", f"{FSDP}mixed_precision", f"{FSDP}entropy_checkpointing",
+    f"{ACTOR}pad_to_length", f"{ACTOR}freeze_vision_tower",
+    f"{FSDP}entropy_checkpointing",
     f"{FSDP}entropy_from_logits_with_chunking", f"{FSDP}pad_to_length", f"{FSDP}qat.enable",
     f"{FSDP}wrap_policy.min_num_params", f"{FSDP}wrap_policy.disable",
     f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap",
-    f"{MODEL}use_fused_kernels", f"{MODEL}enable_activation_offload", f"{MODEL}tiled_mlp.enabled",
+    f"{MODEL}enable_activation_offload", f"{MODEL}tiled_mlp.enabled",
     f"{MODEL}mtp.enable", f"{MODEL}lora_adapter_path", f"{MODEL}exclude_modules", f"{MODEL}target_parameters",
     f"{MODEL}external_lib", f"{MODEL}lora.merge", f"{MODEL}lora.rank",
     f"{REF}entropy_checkpointing", f"{REF}model.path", f"{REF}fsdp_config.model_dtype",
@@ -55,7 +58,6 @@ ONLY: dict[str, tuple[str, ...]] = {
     f"{ACTOR}use_torch_compile": ("true",),
     f"{FSDP}use_torch_compile": ("true",),
     f"{FSDP}dtype": ("bfloat16", "bf16"),
-    f"{FSDP}strategy": ("fsdp",),
     f"{ROLLOUT}dtype": ("bfloat16", "bf16"),
     f"{ROLLOUT}pipeline_model_parallel_size": ("1",),
     f"{ROLLOUT}data_parallel_size": ("1",),
@@ -78,13 +80,36 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         ConfigError: for a batch with which verl stops.
     """
     version, where = _version(config, framework_version)
-    has_critic = verl_rl.has_critic(config)
-    reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
-    if has_critic:
-        reasons += verl_critic.not_modelled(config, version)
+    reasons = _reasons(config, version)
     if reasons:
-        raise verl_rl.refuse(config, reasons)
-    gpus = verl_rl.num_gpus(config)
+        only = {name: values[0] for name, values in ONLY.items()}
+        off = (*NOT_MODELLED, *verl_critic.off(version))
+        near = nearest_settings(config, reasons, off, only, lambda one: _modelled(one, framework_version))
+        raise verl_rl.refuse(config, reasons, near)
+    return _read(config, version, where)
+
+
+def _reasons(config: ConfigReader, version: str) -> list[str]:
+    """What of a configuration is not modelled."""
+    of_critic = verl_critic.not_modelled(config, version) if verl_rl.has_critic(config) else ()
+    return [*verl_rl.named(config), *_not_modelled(config, version), *of_critic]
+
+
+def _modelled(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
+    """The job of a configuration, and nothing about what comes nearest to one that is not modelled.
+
+    Raises:
+        UnsupportedError: for what is not modelled.
+    """
+    version, where = _version(config, framework_version)
+    if reasons := _reasons(config, version):
+        raise UnsupportedError("; ".join(reasons))
+    return _read(config, version, where)
+
+
+def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
+    has_critic = verl_rl.has_critic(config)
+    gpus, sharded_by = verl_rl.num_gpus(config), verl_fsdp.fsdp_version(config, STRATEGY)
     batch = _by_tokens(config, gpus) if verl_rl.counts_tokens(config) else _by_samples(config, gpus)
     if _pads(config, version):
         batch["batches"] = "padded"
@@ -99,17 +124,22 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         "num_generations": config.integer(GENERATIONS, default=1),
         "num_gpus": gpus,
         "strategy": "fsdp",
-        "fsdp": verl_fsdp.sharding(config, gpus, FSDP) | {"sync_each_batch": _reduces_each(config, version)},
+        "fsdp": verl_fsdp.sharding(config, gpus, FSDP, sharded_by)
+        | {"sync_each_batch": _reduces_each(config, version), **_prefetching(config, version, sharded_by)},
         **_adapters(config),
         **verl_fsdp.dtypes(config, FSDP),
         **batch,
         **_engine(config, version, gpus),
-        "verl": _verl(config, version, batch) | _critic(config, version, gpus, has_critic),
+        "verl": _verl(config, version, batch)
+        | _groups(config, version, sharded_by)
+        | _critic(config, version, gpus, has_critic),
         # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
         **allocator_settings(config, expandable=at_least(version, "0.6")),
     }
     if job["method"] == "lora":
         job["lora_dtype"] = job["dtype"]
+    if _offloads_for_good(config, sharded_by):
+        job |= {"offload": "all", "verl": job["verl"] | {"param_offload": False, "optimizer_offload": False}}
     if config.boolean(f"{MODEL}use_liger", default=False):
         job["fused_kernels"] = FUSED_KERNELS
     if _refers(config):
@@ -162,6 +192,10 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{given}: off, so rows are padded, which is not modelled with token budgets; modelled: True"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
+    yield from _not_fused(config, version)
+    for name in (f"{FSDP}strategy", f"{REF}strategy"):
+        if config.lowercase(name, default="fsdp") != config.lowercase(STRATEGY, default="fsdp") and config.has(name):
+            yield str(config.unsupported(name, f"is not modelled yet beside another {STRATEGY}"))
     if verl_rl.model_type(config) in IMAGE_PROCESSORS:
         yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
 
@@ -218,9 +252,69 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         "param_offload": config.boolean(f"{FSDP}param_offload", default=False),
         "optimizer_offload": config.boolean(f"{FSDP}optimizer_offload", default=False),
         "layered_summon": config.boolean(f"{ROLLOUT}layered_summon", default=False),
+        **({"fused_head": fused} if (fused := _fused_head(config)) else {}),
         "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
         **({"joins_rows": True} if batch["batches"] == "padded" and at_least(version, "0.8") else {}),
     }
+
+
+def _fused_head(config: ConfigReader) -> str:
+    """What computes log-probabilities without whole logits; empty for nothing (trainer/config/model/hf_model.yaml)."""
+    backend = config.lowercase(BACKEND, default="torch")
+    config.read_keys.add(f"{ACTOR}use_fused_kernels")  # by default the model's
+    return backend if config.boolean(FUSED, default=False) else ""
+
+
+def _not_fused(config: ConfigReader, version: str) -> Iterator[str]:
+    """What of a fused head is not modelled."""
+    fused = _fused_head(config)
+    if fused and fused not in ("torch", "triton"):
+        yield str(config.unsupported(BACKEND, "is not modelled yet; modelled: torch, triton"))
+    if fused == "torch" and not at_least(version, "0.7"):
+        yield str(config.unsupported(FUSED, f"with torch is not modelled before verl 0.7; modelled: {BACKEND}=triton"))
+    if fused and _pads(config, version):
+        yield str(config.unsupported(FUSED, f"is not modelled with padded rows; modelled: {PADDING}=True"))
+
+
+def _groups(config: ConfigReader, version: str, sharded_by: int) -> dict[str, bool]:
+    """What FSDP gathers together, and what stays gathered when completions are scored.
+
+    Under FSDP 2 verl 0.6 came with PyTorch 2.8, which drops the root as well; the head is in a group of its own from
+    0.7 on (utils/fsdp_utils.py: apply_fsdp2). Under FSDP 1 workers before 0.8 drop the root; its engine does so with a
+    ``fsdp_size`` alone (workers/engine/fsdp/transformer_impl.py: EngineEvalModeCtx).
+    """
+    if sharded_by == 2:
+        now = {"stages_all": not at_least(version, "0.9"), "head_in_root": not at_least(version, "0.7")}
+        found = now | {"keeps_root": not at_least(version, "0.6")}
+    else:
+        size = config.get(f"{FSDP}fsdp_size")
+        has_size = size is not None and str(size.value).isdecimal() and int(str(size.value)) > 1
+        found = {"keeps_root": at_least(version, "0.8") and not has_size}
+    return {name: value for name, value in found.items() if value}
+
+
+def _prefetching(config: ConfigReader, version: str, sharded_by: int) -> dict[str, bool]:
+    """Whether layers are gathered ahead in a forward: under FSDP 2 from 0.8 on.
+
+    Raises:
+        UnsupportedError: under FSDP 1.
+    """
+    name = f"{FSDP}forward_prefetch"
+    if not config.boolean(name, default=False):
+        return {}
+    if sharded_by == 1:
+        raise config.unsupported(name, "is not modelled with fsdp yet; modelled: False, or fsdp2")
+    return {"forward_prefetch": True} if at_least(version, "0.8") else {}
+
+
+def _offloads_for_good(config: ConfigReader, sharded_by: int) -> bool:
+    """Whether the host keeps the actor and updates it, which FSDP 2 alone does (engine/fsdp.yaml)."""
+    name = f"{FSDP}offload_policy"
+    if not config.boolean(name, default=False):
+        return False
+    if sharded_by == 1:
+        config.note("warning", name, "has no effect under fsdp; with fsdp2 the host keeps weights and states")
+    return sharded_by == 2
 
 
 def _pads(config: ConfigReader, version: str) -> bool:

@@ -19,6 +19,7 @@ from vramplan.inputs.model_names import named_model
 from vramplan.units import ceil_div
 
 CRITIC = "critic."
+STRATEGY = f"{CRITIC}strategy"
 OWN_MODEL = f"{CRITIC}model.path"
 OLD_FSDP = f"{CRITIC}model.fsdp_config."
 BUDGET, INFERRED = f"{CRITIC}ppo_max_token_len_per_gpu", f"{CRITIC}ppo_infer_max_token_len_per_gpu"
@@ -31,7 +32,7 @@ NOT_MODELLED = (
     "model.lora_rank", "model.lora_adapter_path", "model.enable_activation_offload", "model.tiled_mlp.enabled",
     "model.external_lib", "model.use_liger", "optim.override_optimizer_config",
 )  # fmt: skip
-OF_FSDP = ("offload_policy", "forward_prefetch", "mixed_precision", "wrap_policy.min_num_params", "pad_to_length")
+OF_FSDP = ("forward_prefetch", "mixed_precision", "wrap_policy.min_num_params", "pad_to_length")
 """Settings that change memory, and are not modelled unless they are off."""
 
 
@@ -40,15 +41,20 @@ def is_old(config: ConfigReader) -> bool:
     return any(name.startswith(OLD_FSDP) for name in config.source.settings)
 
 
+def off(version: str) -> tuple[str, ...]:
+    """Its settings that are not modelled unless they are off."""
+    return *(f"{CRITIC}{one}" for one in NOT_MODELLED), *(f"{_fsdp(version)}{one}" for one in OF_FSDP)
+
+
 def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     """What of the critic keeps the job from being estimated."""
     fsdp = _fsdp(version)
-    for name in (*(f"{CRITIC}{one}" for one in NOT_MODELLED), *(f"{fsdp}{one}" for one in OF_FSDP)):
+    for name in off(version):
         if not config.is_off(name, 0, 0.0):
             yield str(config.unsupported(name))
-    for name in (f"{CRITIC}strategy", f"{fsdp}strategy"):
-        if config.lowercase(name, default="fsdp") != "fsdp":
-            yield str(config.unsupported(name, "is not modelled yet; modelled: fsdp"))
+    if config.lowercase(STRATEGY, default="fsdp") not in verl_fsdp.VERSIONS:
+        yield str(config.unsupported(STRATEGY, f"is not modelled yet; modelled: {', '.join(verl_fsdp.VERSIONS)}"))
+    config.read_keys.add(f"{fsdp}strategy")  # the critic's own replaces it (workers/config/critic.py)
     for name in (f"{CRITIC}ulysses_sequence_parallel_size", f"{fsdp}ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
             yield str(config.unsupported(name))
@@ -76,9 +82,11 @@ def read_critic(config: ConfigReader, version: str, gpus: int, longest: int, min
         UnsupportedError: for a setting that is not modelled.
     """
     fsdp = _fsdp(version)
-    sharding = verl_fsdp.sharding(config, gpus, fsdp)
+    sharded_by = verl_fsdp.fsdp_version(config, STRATEGY)
+    sharding = verl_fsdp.sharding(config, gpus, fsdp, sharded_by)
+    offloads = config.boolean(f"{fsdp}offload_policy", default=False) and sharded_by == 2
     for name, modelled in (("use_orig_params", False), ("reshard_after_forward", True)):
-        if sharding[name] != modelled:
+        if sharding.get(name, modelled) != modelled:
             raise config.unsupported(f"{fsdp}{name}")
     verl_fsdp.optimizer(config, f"{CRITIC}optim.")
     verl_fsdp.attention(config, f"{CRITIC}model.")
@@ -92,8 +100,10 @@ def read_critic(config: ConfigReader, version: str, gpus: int, longest: int, min
         "dtype": verl_fsdp.dtypes(config, fsdp)["dtype"],
         "checkpointing": "full" if checkpointing else "none",
         "replicas": sharding.get("replicas", 1),
-        "param_offload": config.boolean(f"{fsdp}param_offload", default=False),
-        "optimizer_offload": config.boolean(f"{fsdp}optimizer_offload", default=False),
+        **({"fsdp_version": 2} if sharded_by == 2 else {}),
+        **({"offload_policy": True} if offloads else {}),
+        "param_offload": config.boolean(f"{fsdp}param_offload", default=False) and not offloads,
+        "optimizer_offload": config.boolean(f"{fsdp}optimizer_offload", default=False) and not offloads,
         **_batch(config, version, gpus, longest, samples),
     }
 

@@ -7,32 +7,75 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader
 
 FLASH = "flash_attention_2"
+VERSIONS = {"fsdp": 1, "fsdp2": 2}
+"""The version of FSDP by a strategy."""
 
 
-def sharding(config: ConfigReader, gpus: int, prefix: str) -> dict[str, Any]:
-    """FullyShardedDataParallel as it is called; what is not named is torch's default (transformer_impl.py)."""
+def fsdp_version(config: ConfigReader, name: str) -> int:
+    """The version of FSDP by a key of its strategy.
+
+    Raises:
+        UnsupportedError: for another strategy.
+    """
+    strategy = config.lowercase(name, default="fsdp")
+    if strategy not in VERSIONS:
+        raise config.unsupported(name, f"is not modelled yet; modelled: {', '.join(VERSIONS)}")
+    return VERSIONS[strategy]
+
+
+def sharding(config: ConfigReader, gpus: int, prefix: str, version: int = 1) -> dict[str, Any]:
+    """FSDP as it is called; what is not named is torch's default (transformer_impl.py).
+
+    Raises:
+        ConfigError: for a number of GPUs in a group that does not divide all.
+        UnsupportedError: for what is not modelled.
+    """
+    orig_params = config.boolean(f"{prefix}use_orig_params", default=False)
     fields: dict[str, Any] = {
-        "version": 1,
+        "version": version,
         "reshard_after_forward": config.boolean(f"{prefix}reshard_after_forward", default=True),
-        "use_orig_params": config.boolean(f"{prefix}use_orig_params", default=False),
-        "backward_prefetch": "pre",
-        "reduce_dtype": "fp32",
+        **({"use_orig_params": orig_params, "backward_prefetch": "pre"} if version == 1 else {}),
+        "reduce_dtype": _reduce_dtype(config, prefix),
     }
+    if version == 2 and gpus == 1:
+        raise UnsupportedError(
+            f"{config.source.where}: one GPU under fsdp2 is not modelled; use fsdp, or if there are more GPUs, give"
+            f" {setting('num_gpus')}"
+        )
     size = -1
     if not config.is_null(f"{prefix}fsdp_size") and str(getattr(config.get(f"{prefix}fsdp_size"), "value", -1)) != "-1":
         size = config.integer(f"{prefix}fsdp_size", default=1)
     if 0 < size < gpus:
+        if version == 2:
+            raise config.unsupported(f"{prefix}fsdp_size", "is not modelled with fsdp2 yet; modelled: -1, or fsdp")
         if size == 1:
             raise config.unsupported(f"{prefix}fsdp_size", "shards nothing (NO_SHARD), which is not modelled")
         if gpus % size:
             raise ConfigError(f"{config.place(f'{prefix}fsdp_size')}: {size} does not divide {gpus} GPUs")
         fields["replicas"] = gpus // size
     return fields
+
+
+def _reduce_dtype(config: ConfigReader, prefix: str) -> str:
+    """Dtype in which gradients are reduced (MixedPrecision), beside weights in bf16 and buffers in any.
+
+    Raises:
+        UnsupportedError: for weights that are gathered in another.
+    """
+    names = {name: f"{prefix}mixed_precision.{name}" for name in ("param_dtype", "reduce_dtype", "buffer_dtype")}
+    given = {
+        name: DTYPES.get(config.lowercase(key, default=default), "")
+        for (name, key), default in zip(names.items(), ("bf16", "fp32", "fp32"), strict=True)
+    }
+    for name, modelled in (("param_dtype", ("bf16",)), ("reduce_dtype", ("fp32", "bf16"))):
+        if given[name] not in modelled:
+            raise config.unsupported(names[name], f"is not modelled yet; modelled: {', '.join(modelled)}")
+    return given["reduce_dtype"]
 
 
 def dtypes(config: ConfigReader, prefix: str) -> dict[str, str]:

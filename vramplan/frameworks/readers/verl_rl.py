@@ -25,6 +25,7 @@ ACTOR, MODEL, ROLLOUT, REF = (f"{SECTION}.{part}." for part in ("actor", "model"
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
 TENSOR_PARALLEL = f"{ROLLOUT}tensor_model_parallel_size"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
+STRATEGY = f"{ACTOR}strategy"
 REWARD_MODELS = ("reward.reward_model", "reward_model")
 """Sections of a reward model (trainer/config/reward/reward.yaml), now and before."""
 
@@ -34,12 +35,16 @@ def is_reinforcement(config: ConfigReader) -> bool:
     return PROGRAM in config.source.program or any(key.startswith(f"{SECTION}.") for key in config.source.settings)
 
 
-def refuse(config: ConfigReader, reasons: Sequence[str]) -> UnsupportedError:
+def refuse(config: ConfigReader, reasons: Sequence[str], near: str) -> UnsupportedError:
     """The error of a job of which this is not modelled, with the estimate that comes nearest.
+
+    `near` has the settings with which verl's own job is modelled, if there are any.
 
     Raises:
         ConfigError: for a batch with which verl stops.
     """
+    if near:
+        return UnsupportedError(f"{'; '.join(reasons)}; nearest, the same with what is modelled: check it with {near}")
     job = nearest_job(config)
     model = config.string(f"{MODEL}path") or "MODEL"
     sees = model_type(config) in IMAGE_PROCESSORS  # whose images are not modelled on shards
@@ -172,10 +177,9 @@ def named(config: ConfigReader) -> Iterator[str]:
                     f"{section}.enable", "is a reward model in vLLM on the same GPUs, nor is it in the nearest estimate"
                 )
             )
-    strategy = config.lowercase("model_engine", default=config.lowercase(f"{ACTOR}strategy", default="fsdp"))
-    if strategy not in ("dp", "fsdp"):
-        name = "model_engine" if config.has("model_engine") else f"{ACTOR}strategy"
-        yield str(config.unsupported(name))
+    for name, modelled in (("model_engine", ("dp", "fsdp")), (STRATEGY, ("fsdp", "fsdp2"))):
+        if config.lowercase(name, default="fsdp") not in modelled:
+            yield str(config.unsupported(name))
     rollout = f"{ROLLOUT}name"
     if config.lowercase(rollout, default="vllm") != "vllm":
         yield str(config.unsupported(rollout, "is not modelled yet (the nearest estimate has vLLM)"))
