@@ -112,7 +112,7 @@ def test_a_reference_that_waits_on_the_host_is_not_planned() -> None:
         (REWARDED, ["the reference", "the critic", "the reward model", "vLLM"]),
         (f"{REWARDED} --train.colocate_critic_reward", ["the reference", "the critic", "vLLM"]),
         (f"{REMOTE} --train.colocate_actor_ref", ["the critic", "vLLM"]),
-        (f"{REMOTE} --algo.kl.init_coef 0 --algo.advantage.estimator rloo", ["vLLM"]),
+        (f"{REMOTE} --algo.kl.init_coef 0 --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4", ["vLLM"]),
         (f"{REMOTE} --train.colocate_all --critic.num_gpus_per_node 4 --vllm.num_engines 4", []),
         (f"{REMOTE} --train.colocate_all --critic.num_gpus_per_node 4 --train.async_enable", ["vLLM"]),
     ],
@@ -132,6 +132,12 @@ def test_jobs_of_the_groups() -> None:
     assert "fused_kernels" not in critic.job, "Liger is for the policy and its reference"
     assert (reference.job["method"], reference.job["reference"]) == ("full", "model")
     assert reference.job["fused_kernels"]
+
+
+def test_gradients_in_the_dtype_of_the_weights_are_no_setting_of_their_own() -> None:
+    """DeepSpeed adds them up in it by itself (runtime/engine.py: get_data_types)."""
+    alone, named = (groups_of(f"{REMOTE}{more}") for more in ("", " --ds.grad_accum_dtype bf16"))
+    assert alone["the critic"].reading.job == named["the critic"].reading.job
 
 
 def test_groups_that_openrlhf_stops_at() -> None:
