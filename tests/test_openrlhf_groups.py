@@ -100,6 +100,14 @@ def test_a_group_that_is_not_known_is_no_fit() -> None:
     assert groups == {"the actor": True, "the reference": True, "the reward model": None, "vLLM": True}
 
 
+def test_nothing_is_fixed_for_a_group_that_is_not_known(tmp_path: Any) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(shlex.join(command("--reward.model_name_or_path ./mine --algo.advantage.estimator reinforce")))
+    done = cli("check", str(path), "--gpu", "h100", "--fix")
+    assert done.returncode == 2
+    assert "nothing is known that would help the reward model (reward.num_gpus_per_node)" in done.stderr
+
+
 def test_a_reference_that_waits_on_the_host_is_not_planned() -> None:
     assert groups_of(f"{REMOTE} --ref.offload --ds.zero_stage 3")["the reference"].unknown
     assert groups_of(f"{REMOTE} --ref.offload")["the reference"].reading, "DeepSpeed offloads at stage 3 alone"
