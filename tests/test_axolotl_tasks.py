@@ -27,11 +27,11 @@ GRPO = {
 }
 
 
-def verdict(folder: Any, settings: dict[str, Any], length: int | None = None) -> Any:
+def verdict(folder: Any, settings: dict[str, Any], length: int | None = None, num_gpus: int = 1) -> Any:
     path = folder / "train.yaml"
     path.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
     given = {} if length is None else {"sequence_length": length}
-    return check(path, "h100", num_gpus=1, framework="axolotl", framework_version="0.19.0", **given)
+    return check(path, "h100", num_gpus=num_gpus, framework="axolotl", framework_version="0.19.0", **given)
 
 
 def trl(text: str, **more: Any) -> dict[str, Any]:
@@ -66,6 +66,44 @@ def test_grpo_reads_the_sections_trl_and_vllm(tmp_path: Any) -> None:
 
 def test_the_length_of_a_prompt_is_open(tmp_path: Any) -> None:
     assert len(verdict(tmp_path, GRPO).cases) > 1
+
+
+SHARDED = {"deepspeed": "zero3.json", "gradient_checkpointing": "true", "flash_attention": "true"}
+ZERO3 = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "overlap_comm": true}}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        ({**BASE, "rl": "dpo"}, "adapters_off"),
+        ({**BASE, "rl": "dpo", "adapter": "", "lora_r": ""}, "model"),
+        ({**KTO}, "adapters_off"),
+    ],
+    ids=["dpo lora", "dpo full", "kto lora"],
+)
+def test_preferences_under_zero_3_are_those_of_trl(settings: dict[str, Any], reference: str, tmp_path: Any) -> None:
+    """axolotl hands TRL the adapters' settings, or a second model that it loaded in parts, and changes nothing else."""
+    (tmp_path / "zero3.json").write_text(ZERO3)
+    job = verdict(tmp_path, {**settings, **SHARDED}, num_gpus=4).estimate.job
+    assert (job.strategy, job.num_gpus, job.loss) == ("zero3", 4, "standard")
+    assert (job.reference_source, job.dtype, job.autocast) == (reference, "bf16", "none")
+    if job.method == "lora":
+        assert (job.lora_dtype, job.reentrant) == ("bf16", True), "as TRL's own runs have it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({**GRPO, **SHARDED}, "is not read yet; nearest"),
+        ({**KTO, **SHARDED, "adapter": "qlora", "load_in_4bit": "true"}, "four bits with KTO"),
+        ({**BASE, **SHARDED, "rl": "orpo"}, "ORPO was not compared"),
+    ],
+    ids=["grpo", "qlora", "orpo"],
+)
+def test_what_zero_3_is_not_modelled_with(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
+    (tmp_path / "zero3.json").write_text(ZERO3)
+    with pytest.raises(VramplanError, match=said):
+        verdict(tmp_path, settings, num_gpus=4)
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,14 @@ def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("program", "words", "said"),
     [
-        ("train_sft", "--ds.ring_attn_size 2 --ds.packing_samples", "ring_attn_size"),
+        (
+            "train_sft",
+            "--ds.ring_attn_size 2 --ds.packing_samples",
+            "estimates whole ones on each GPU",
+        ),
         ("train_sft", "--optim muon", "optim"),
         ("train_sft", "--ds.grad_accum_dtype fp32", "grad_accum_dtype"),
+        ("train_sft", "--ds.grad_accum_dtype bf16 --ds.zero_stage 0", "grad_accum_dtype"),
         ("train_dpo", "--ref.offload", "ref.offload"),
         ("train_dpo", "--ds.lora.rank 8 --ds.zero_stage 3", "ZeRO-3"),
         ("train_rm", "--ds.zero_stage 3", "with train_rm is not modelled yet; ds.zero_stage 2"),
@@ -109,7 +114,7 @@ def test_flags_of_both_styles(new: str, old: str, expected: dict[str, Any]) -> N
         ("train_rm", "--ds.lora.rank 8 --ds.load_in_4bit --ds.adam_offload", "without the optimizer in host memory"),
         ("train_kto", "--ds.lora.rank 8", "train_kto"),
         ("train_ppo_ray", "--vllm.num_engines 8 --train.enable_ema", "enable_ema"),
-        ("train_ppo_ray", "--ds.lora.rank 8 --ds.adam_offload --algo.advantage.estimator rloo", "num_engines"),
+        ("train_ppo_ray", "--ds.lora.rank 8 --ds.adam_offload --algo.advantage.estimator reinforce", "num_engines"),
     ],
 )
 def test_a_refusal_names_an_estimate_that_runs(program: str, words: str, said: str) -> None:

@@ -154,6 +154,7 @@ def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
 NEW = (
     "--actor.model_name_or_path Qwen/Qwen2.5-3B --actor.num_gpus_per_node 4 --ref.num_gpus_per_node 4"
     " --vllm.num_engines 4 --reward.remote_url http://localhost:5000 --algo.advantage.estimator group_norm"
+    " --rollout.n_samples_per_prompt 8"
 )
 OLD = (
     "--pretrain Qwen/Qwen2.5-3B --bf16 --flash_attn --actor_num_gpus_per_node 4 --ref_num_gpus_per_node 4"
@@ -234,6 +235,7 @@ def test_settings_of_openrlhf_alone(words: str, name: str, value: object) -> Non
         ("--actor.entropy_coef 0.001 --rollout.temperature 0.7", "modified by an inplace operation"),
         ("--actor.optim muon", "actor.optim"),
         ("--algo.advantage.estimator grpo", "expected gae"),
+        ("--rollout.n_samples_per_prompt 1", "group_norm needs rollout.n_samples_per_prompt of 2 or more"),
         ("--train.enable_ema", "enable_ema"),
         ("--ds.ring_attn_size 2 --ds.packing_samples", "ring_attn_size"),
         ("--ref.num_gpus_per_node 2 --train.colocate_actor_ref", "OpenRLHF stops at that"),

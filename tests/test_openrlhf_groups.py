@@ -100,6 +100,14 @@ def test_a_group_that_is_not_known_is_no_fit() -> None:
     assert groups == {"the actor": True, "the reference": True, "the reward model": None, "vLLM": True}
 
 
+def test_nothing_is_fixed_for_a_group_that_is_not_known(tmp_path: Any) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(shlex.join(command("--reward.model_name_or_path ./mine --algo.advantage.estimator reinforce")))
+    done = cli("check", str(path), "--gpu", "h100", "--fix")
+    assert done.returncode == 2
+    assert "nothing is known that would help the reward model (reward.num_gpus_per_node)" in done.stderr
+
+
 def test_a_reference_that_waits_on_the_host_is_not_planned() -> None:
     assert groups_of(f"{REMOTE} --ref.offload --ds.zero_stage 3")["the reference"].unknown
     assert groups_of(f"{REMOTE} --ref.offload")["the reference"].reading, "DeepSpeed offloads at stage 3 alone"
@@ -112,7 +120,7 @@ def test_a_reference_that_waits_on_the_host_is_not_planned() -> None:
         (REWARDED, ["the reference", "the critic", "the reward model", "vLLM"]),
         (f"{REWARDED} --train.colocate_critic_reward", ["the reference", "the critic", "vLLM"]),
         (f"{REMOTE} --train.colocate_actor_ref", ["the critic", "vLLM"]),
-        (f"{REMOTE} --algo.kl.init_coef 0 --algo.advantage.estimator rloo", ["vLLM"]),
+        (f"{REMOTE} --algo.kl.init_coef 0 --algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4", ["vLLM"]),
         (f"{REMOTE} --train.colocate_all --critic.num_gpus_per_node 4 --vllm.num_engines 4", []),
         (f"{REMOTE} --train.colocate_all --critic.num_gpus_per_node 4 --train.async_enable", ["vLLM"]),
     ],
@@ -132,6 +140,12 @@ def test_jobs_of_the_groups() -> None:
     assert "fused_kernels" not in critic.job, "Liger is for the policy and its reference"
     assert (reference.job["method"], reference.job["reference"]) == ("full", "model")
     assert reference.job["fused_kernels"]
+
+
+def test_gradients_in_the_dtype_of_the_weights_are_no_setting_of_their_own() -> None:
+    """DeepSpeed adds them up in it by itself (runtime/engine.py: get_data_types)."""
+    alone, named = (groups_of(f"{REMOTE}{more}") for more in ("", " --ds.grad_accum_dtype bf16"))
+    assert alone["the critic"].reading.job == named["the critic"].reading.job
 
 
 def test_groups_that_openrlhf_stops_at() -> None:

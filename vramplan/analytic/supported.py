@@ -207,8 +207,8 @@ def _not_compared(job: Job) -> list[str]:
         ]
     if job.runs_openrlhf:
         return [
-            "OpenRLHF's actor and critic were compared with runs of its own code on one GPU; how DeepSpeed shares them,"
-            " what goes to vLLM, and a reward model follow their sources"
+            "OpenRLHF's models were compared with runs of its own code on one GPU; how DeepSpeed shares them, and what"
+            " goes to vLLM, follow their sources"
         ]
     if job.task in ROLLOUTS and job.num_gpus > 1 and (job.loss != "chunked" or job.quantize != "none"):
         package = OF_FRAMEWORKS.get(job.loss, "its trainer" if job.loss == "standard" else "TRL")

@@ -211,6 +211,12 @@ class _Candidates:
         """The text with the changes that make it fit."""
         if self.first.fits:
             return Fix(self.text, tuple(self.required), self.first, self.first, self.first.need_bytes)
+        if self.first.case_fits and self.first.groups:  # of another group it is not known, or does not depend on it
+            group = next(group for group in self.first.groups if not group.fits)
+            raise UnsupportedError(
+                f"{self.found.source.where}: {setting('fix')}: what is planned fits, and nothing is known that would"
+                f" help {group.name} ({group.key}): {group.text}"
+            )
         levers = self._search()
         needs = [verdict.need_bytes for verdict in self.verdicts.values() if verdict is not None]
         least_need = min([self.first.need_bytes, *needs])

@@ -27,9 +27,13 @@ DPO_LOSSES = (
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
 )  # fmt: skip
 """Values of `dpo_loss_type` that differ in numbers for each sample."""
-UNREAD = "under FSDP and ZeRO-3, and before axolotl 0.19,"
-ENGINES = ("ddp", "zero1", "zero2")
-"""Strategies under which it does no more than TRL's trainer; under FSDP it changes dtypes after that is made."""
+UNREAD = "under FSDP, and before axolotl 0.19,"
+ENGINES = ("ddp", "zero1", "zero2", "zero3")
+"""Strategies under which it does no more than TRL's trainer; under FSDP it changes dtypes after that is made.
+
+A reference of full fine-tuning is loaded as the model is, under ZeRO-3 in parts (train.py: setup_reference_model), and
+TRL gives it an engine of its own.
+"""
 
 
 def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -40,11 +44,13 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     """
     value = config.lowercase("rl", default="")
     task = TASKS.get(value)
-    is_read = at_least(version, SINCE) and job.get("strategy", "ddp") in ENGINES
+    strategy = job.get("strategy", "ddp")
+    is_read = at_least(version, SINCE) and strategy in ENGINES
     if value in GRPO:
         nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"  # as TRL 1.9 computes it
-        if not is_read:
-            raise config.unsupported("rl", f"{UNREAD} is not read yet; nearest, TRL's own trainer: {nearest}")
+        if not is_read or strategy == "zero3":  # its completions were not compared with TRL 1.9's there
+            where = "under FSDP and ZeRO-3, and before axolotl 0.19,"
+            raise config.unsupported("rl", f"{where} is not read yet; nearest, TRL's own trainer: {nearest}")
         try:
             return _without_plugins(config, value, job) | grpo_fields(config, TRL, job)
         except UnsupportedError as error:

@@ -16,7 +16,7 @@ from vramplan.frameworks.framework import Framework, Program
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
 from vramplan.frameworks.readers import openrlhf_actor
-from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
+from vramplan.frameworks.readers.openrlhf_engine import check_engine, read_attention, read_dtype, read_method, read_zero
 from vramplan.frameworks.readers.openrlhf_nearest import MICRO_BATCHES, TASKS, nearest
 from vramplan.frameworks.readers.openrlhf_versions import check_version
 from vramplan.frameworks.readers.trainer_arguments import num_launched_processes
@@ -83,6 +83,7 @@ def _job(config: ConfigReader, num_gpus: int, program: str) -> dict[str, Any]:
     batch = config.integer("train.batch_size", "train_batch_size", default=128)
     stage = config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
     dtype = read_dtype(config)
+    check_engine(config, dtype, stage)
     job: dict[str, Any] = {
         "loop": "plain",
         "loss": "kept_log_probs",

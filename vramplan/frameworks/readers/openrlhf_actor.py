@@ -12,9 +12,16 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.gpu_groups import Engines
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings
 from vramplan.frameworks.readers.openrlhf_apart import groups_apart
-from vramplan.frameworks.readers.openrlhf_engine import read_attention, read_dtype, read_method, read_zero
+from vramplan.frameworks.readers.openrlhf_engine import (
+    check_engine,
+    read_attention,
+    read_dtype,
+    read_method,
+    read_zero,
+)
 from vramplan.frameworks.readers.openrlhf_groups import (
     NAMES,
+    SAMPLES,
     TENSOR_PARALLEL,
     Group,
     critic_of,
@@ -54,6 +61,7 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     groups = list(groups_of(config))
     gpus = gpus_of(config, "actor")
     dtype, stage = read_dtype(config), config.integer("ds.zero_stage", "zero_stage", default=2, least=0)
+    check_engine(config, dtype, stage)
     batch, attention, longest = _batch(config, gpus), read_attention(config), _longest(config)
     has_dots = _has_dots(config)
     job: dict[str, Any] = {
@@ -63,7 +71,7 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
         "dtype": dtype,
         "autocast": "none",
         "optimizer": "adamw_torch_fused",  # DeepSpeed's FusedAdam has the same states
-        "num_generations": config.integer("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1),
+        "num_generations": config.integer(*SAMPLES, default=1),
         "num_gpus": gpus,
         "strategy": f"zero{stage}",
         "zero": read_zero(config, stage),

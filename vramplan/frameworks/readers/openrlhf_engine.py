@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import setting
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.sharding import DEEPSPEED_SIZES
@@ -33,6 +34,28 @@ def read_dtype(config: ConfigReader) -> str:
         config.note("default", "param_dtype", "not set: bf16, as from 0.9.2 on; before, --bf16 said so")
     config.read_keys.add("bf16")
     return DTYPES[name]
+
+
+def check_engine(config: ConfigReader, dtype: str, stage: int) -> None:
+    """Refuse gradients that are added up in another dtype than the weights', and sequences divided among GPUs.
+
+    The weights' dtype is what DeepSpeed takes by itself where it has a ZeRO stage (0.19, runtime/engine.py:
+    get_data_types).
+
+    Raises:
+        UnsupportedError: naming the setting.
+    """
+    name = config.lowercase("ds.grad_accum_dtype", "grad_accum_dtype", default="")
+    if name and (DTYPES.get(name) != dtype or stage == 0):
+        key = "ds.grad_accum_dtype" if config.has("ds.grad_accum_dtype") else "grad_accum_dtype"
+        raise config.unsupported(key, f"is not modelled yet; without it they are added up in {dtype}")
+    if config.integer("ds.ring_attn_size", "ring_attn_size", default=1) > 1:
+        key = "ds.ring_attn_size" if config.has("ds.ring_attn_size") else "ring_attn_size"
+        raise config.unsupported(
+            key,
+            "divides sequences among GPUs (ring_flash_attn), which is not modelled yet;"
+            f" {setting('set', f'{key}=1')} estimates whole ones on each GPU, which need more",
+        )
 
 
 def read_attention(config: ConfigReader) -> str:

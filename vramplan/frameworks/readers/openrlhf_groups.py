@@ -25,6 +25,9 @@ NAMES = {
     "group_norm": "GRPO", "dr_grpo": "Dr. GRPO",
 }  # fmt: skip
 """Estimators of advantages, and what training with them is called."""
+SAMPLES = ("rollout.n_samples_per_prompt", "n_samples_per_prompt")
+COMPARES = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+"""Estimators that compare samples of a prompt."""
 
 
 class Group(NamedTuple):
@@ -44,11 +47,14 @@ def estimator_of(config: ConfigReader) -> str:
     """The estimator of advantages, which decides whether there is a critic.
 
     Raises:
-        ConfigError: for one that OpenRLHF does not have.
+        ConfigError: for one that OpenRLHF does not have, or stops at with one sample of a prompt.
     """
     name = config.lowercase(*ESTIMATOR, default="gae")
     if name not in NAMES:
         raise config.invalid(ESTIMATOR, ", ".join(NAMES))
+    if name in COMPARES and config.integer(*SAMPLES, default=1) < 2:
+        key = SAMPLES[0] if config.has(ESTIMATOR[0]) else SAMPLES[1]
+        raise ConfigError(f"{config.source.where}: {name} needs {key} of 2 or more: OpenRLHF stops at less")
     return name
 
 
