@@ -111,6 +111,8 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         return []
     if step.job.task == "ppo":
         return [*_generation(step, generated), *_scored_by_ppo(step)]
+    if step.job.task == "gkd" and step.job.loss == "chunked":
+        return [*_generation(step, generated)]  # of an optimizer step at once
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
     if step.job.runs_openrlhf:  # each group of processes empties its cache behind its forwards, or before it trains
@@ -129,7 +131,7 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
 def generates_each_micro_step(job: Job) -> bool:
     """Whether completions are generated more than once in an optimizer step, beside the gradients."""
     if job.task in ("gkd", "ppo"):
-        return job.task == "gkd"
+        return job.task == "gkd" and job.loss != "chunked"
     return (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
 
 
