@@ -179,10 +179,7 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             ("task", name): "not modelled yet; nearest, each choice as a row, is {task=sequence_classification}"
             for name in ("multiple_choice", "swag")
         },
-        (
-            "task",
-            "distillation",
-        ): "is TRL's DistillationTrainer: give {task=gkd} and {loss=chunked}, with its {teacher}",
+        ("task", "distillation"): "give {task=gkd} with its {teacher}, and {loss=chunked} as TRL's DistillationTrainer",
         ("task", "generative_reranker"): "not modelled yet; nearest is {task=reranker}",
         ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Tensor
-from vramplan.analytic.layers.chunked_head import TILE
+from vramplan.analytic.layers.chunked_head import TILE, pieces
 from vramplan.units import DTYPE_BYTES, ceil_div
 
+MODELS = ("student", "teacher")
 VECTORS = 9
 """Sums of a token over the vocabulary, of both models."""
 
@@ -37,10 +38,11 @@ def chunked_divergence(
             for like, need in zip(likes, needs, strict=True)
         ]
         held, cast = tiles(), None
-        for entries in _ends(vocabulary) if dtype != "fp32" else ():
-            new = tape.empty((rows, entries), dtype, "tile of gradients cast")
-            cast = new
-            del new
+        for counted in pieces(tokens, TILE[0]) if dtype != "fp32" else ():
+            for entries in pieces(vocabulary, TILE[1]):
+                new = tape.empty((counted, entries), dtype, "tile of gradients cast")
+                cast = new
+                del new
         tape.product(2 * flops, 3 * passes * moved, dtype, 2 * tokens * vocabulary, launches=8)
         grads: Grads = []
         for gradient, like in zip(wide, likes, strict=True):
@@ -58,12 +60,3 @@ def chunked_divergence(
     tape.save(node, *trained, teacher, teacher_weight, *normalisers, out)
     del held, sums, normalisers, student, weight, bias, teacher, teacher_weight, trained
     return out, entropy
-
-
-MODELS = ("student", "teacher")
-
-
-def _ends(length: int) -> list[int]:
-    """Widths of the first two tiles and of the last: those between are like the second."""
-    count = ceil_div(length, TILE[1])
-    return [TILE[1]] * min(count - 1, 2) + [length - (count - 1) * TILE[1]]
