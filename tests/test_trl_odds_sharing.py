@@ -15,7 +15,7 @@ from vramplan.errors import UnsupportedError
 
 RECORDED = recorded()
 PHASES = ("forward", "backward", "optimizer")
-WORST, MEDIAN = 0.0002, 0.00001
+WORST, MEDIAN = 0.003, 0.00001
 
 
 def errors_of(row: dict[str, Any]) -> list[float]:

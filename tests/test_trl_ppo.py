@@ -92,7 +92,7 @@ def test_one_line_says_what_is_wrong(settings: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("DistillationTrainer", "--task gkd --teacher MODEL"),
+        ("DistillationTrainer", "--task gkd --loss chunked --divergence reverse_kl --teacher MODEL"),
         ("OnlineDPOTrainer", "--task grpo --num-generations 2 --reference model --loss standard"),
     ],
 )

@@ -111,7 +111,7 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
         return []
     if step.job.task == "ppo":
         return [*_generation(step, generated), *_scored_by_ppo(step)]
-    if step.job.task == "gkd" and step.job.loss in OF_SWIFT:  # for all micro-batches of a generation; nothing scores
+    if generates_for_whole_steps(step.job):  # nothing scores
         return [*_generation(step, generated)]
     if step.job.task == "gkd":
         return [_distilled(step, who, generated) for who in GENERATORS[step.job.generated_by]]
@@ -130,9 +130,14 @@ def rollout_phases(step: Step, generated: Generated) -> list[RolloutPhase | Vllm
     return phases if images is None else [phase.beside(images) for phase in phases]
 
 
+def generates_for_whole_steps(job: Job) -> bool:
+    """Whether a student's completions are generated for several micro-batches at once, and nothing scores them."""
+    return job.task == "gkd" and job.loss in (*OF_SWIFT, "chunked")
+
+
 def generates_each_micro_step(job: Job) -> bool:
     """Whether completions are generated more than once in an optimizer step, beside the gradients."""
-    if job.task in ("gkd", "ppo") and job.loss not in OF_SWIFT:
+    if job.task in ("gkd", "ppo") and not generates_for_whole_steps(job):
         return job.task == "gkd"
     return (steps_per_generation(job) * job.num_iterations) < job.gradient_accumulation_steps
 

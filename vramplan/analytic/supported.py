@@ -214,8 +214,8 @@ def _not_compared(job: Job) -> list[str]:
         package = OF_FRAMEWORKS.get(job.loss, "its trainer" if job.loss == "standard" else "TRL")
         what = " of quantized models" if job.loss == "chunked" else ""
         return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
-    if job.task == "gkd" and job.num_gpus > 1:
-        return [f"GKD on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
+    if job.task == "gkd" and job.num_gpus > 1 and job.loss not in ("standard", "chunked"):
+        return [f"GKD of this loss on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
     if job.value_model is not None and job.num_gpus > 1:
         return ["PPO of TRL on several GPUs was not compared with runs"]
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):

@@ -25,7 +25,7 @@ def teacher_job(job: Job) -> Job:
     """The job as the teacher runs it: whole, without adapters, in evaluation mode.
 
     TRL does not switch its ``use_cache`` off, as the Trainer does for the student: each forward makes keys and values.
-    ms-swift does (4.6, pipelines/train/rlhf.py).
+    ms-swift does (4.6, pipelines/train/rlhf.py), and so does TRL's DistillationTrainer for each forward.
     """
     changes = {
         "method": "full",
@@ -37,7 +37,7 @@ def teacher_job(job: Job) -> Job:
         "checkpointing": "none",
         "reentrant": False,
         "fused_kernels": (),
-        "keeps_outputs": job.loss != "logits_to_keep",
+        "keeps_outputs": job.loss not in ("logits_to_keep", "chunked"),
     }
     return job.model_copy(update=changes)
 

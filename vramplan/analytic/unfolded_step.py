@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,8 +107,8 @@ def layer_of(simulated: list[RecordedWeight], layer: int) -> Iterator[Placed]:
     """A layer's parameters; those of experts that one represents, one expert after another."""
     for copies, alike in groupby(simulated, key=lambda one: one.copies):
         several = list(alike)
-        for copy in range(copies):
-            yield from (Placed(one, layer, copy) for one in several)
+        for number in range(copies):
+            yield from (Placed(one, layer, number) for one in several)
 
 
 def weights_of(record: StepRecord, plan: FoldPlan) -> list[Placed]:
@@ -235,6 +236,18 @@ class Step:
         if self.setting.device_map is not None:
             return in_order(self.record, self.plan, ("model.embed_tokens", *range(len(self.plan.stacks))))
         return weights_of(self.record, self.plan)
+
+    def of_teacher(self) -> Step:
+        """The same simulation as the teacher's step: its weights, architecture and job are the model's own."""
+        assert self.setting.teacher is not None
+        weights = self.record.second_weights
+        embedded = next((n for n, one in enumerate(weights) if one.layer is None and is_embedding(one.name)), None)
+        found = copy.copy(self)
+        for name in ("placed", "own_placed", "second_placed", "num_parameters", "trained", "updated"):
+            found.__dict__.pop(name, None)
+        found.setting, found.job = self.setting.teacher, self.setting.teacher.job
+        found.record = self.record._replace(weights=weights, second_weights=(), embedded=embedded)
+        return found
 
     @cached_property
     def second_placed(self) -> list[Placed]:

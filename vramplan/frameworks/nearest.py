@@ -75,6 +75,11 @@ DISTILLATION_NEAREST = (
     " --gpu GPU --task gkd --teacher MODEL --seq-len N --prompt-len N`"
 )
 """What TRL's other trainers with a teacher are refused with."""
+BY_TILES = (
+    "its estimate, with TRL's default divergence: `vramplan estimate MODEL --gpu GPU --task gkd --loss chunked"
+    " --divergence reverse_kl --teacher MODEL --seq-len N --prompt-len N`"
+)
+"""What TRL's DistillationTrainer is refused with, whose settings are not read."""
 ONLINE_NEAREST = (
     "nearest, with as many completions, a reference and a model that scores: `vramplan estimate MODEL --gpu GPU --task"
     " grpo --num-generations 2 --reference model --loss standard --reward-model MODEL --seq-len N --prompt-len N`"
@@ -82,7 +87,8 @@ ONLINE_NEAREST = (
 """What TRL's preference trainers that generate are refused with."""
 NEAREST = {
     "PPOv2Trainer": PPO_NEAREST,
-    **dict.fromkeys(("DistillationTrainer", "GOLDTrainer", "MiniLLMTrainer"), DISTILLATION_NEAREST),
+    "DistillationTrainer": BY_TILES,
+    **dict.fromkeys(("GOLDTrainer", "MiniLLMTrainer"), DISTILLATION_NEAREST),
     **dict.fromkeys(("OnlineDPOTrainer", "XPOTrainer", "NashMDTrainer"), ONLINE_NEAREST),
 }
 """TRL's trainers that are not read -> what they are refused with."""

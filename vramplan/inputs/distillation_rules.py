@@ -9,6 +9,10 @@ ALONE = ("teacher", "teacher_dtype", "divergence", "generated_by")
 """Settings that only distillation has."""
 
 
+LOSSES = ("standard", "sliced", "logits_to_keep", "chunked")
+"""TRL's GKDTrainer from 1.7 on and before, ms-swift's, TRL's DistillationTrainer."""
+
+
 def distils(job: Job) -> bool:
     """Whether TRL's GKDTrainer runs the job."""
     return job.task == "gkd"
@@ -30,10 +34,34 @@ DISTILLATION_RULES = (
         "{task} needs the model to learn from: give its name, a folder or a config.json as {teacher=MODEL}",
     ),
     Rule(
-        lambda job: distils(job) and job.loss not in ("standard", "sliced", "logits_to_keep"),
+        lambda job: distils(job) and job.loss not in LOSSES,
         UNSUPPORTED,
         "{loss} with {task} is not modelled: TRL's GKDTrainer compares whole logits; use {loss=standard}, or"
-        " {loss=sliced} for TRL up to 1.6, {loss=logits_to_keep} for ms-swift",
+        " {loss=sliced} for TRL up to 1.6, {loss=chunked} for its DistillationTrainer, {loss=logits_to_keep} for"
+        " ms-swift",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss == "chunked" and job.autocast != "none",
+        IMPOSSIBLE,
+        "{autocast} with {task} {loss}: TRL's DistillationTrainer calls the models below what accelerate's autocast"
+        " wraps, and computes in the dtype of the weights; use {autocast=none}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss == "chunked" and job.generated_by not in ("student", "none"),
+        IMPOSSIBLE,
+        "{generated_by} with {task} {loss}: the student alone generates in TRL's DistillationTrainer; use"
+        " {generated_by=student}",
+    ),
+    Rule(
+        lambda job: distils(job) and job.loss == "chunked" and job.strategy == "zero3",
+        UNSUPPORTED,
+        "{strategy} with {task} {loss} was not compared with a run of TRL, which gathers both heads by itself; use"
+        " {strategy=zero2}, or {loss=standard} for its GKDTrainer",
+    ),
+    Rule(
+        lambda job: distils(job) and job.strategy == "zero3" and job.generated_by in ("teacher", "both"),
+        UNSUPPORTED,
+        "{generated_by} with {strategy} is not modelled: TRL gathers the whole teacher for it; use {strategy=zero2}",
     ),
     Rule(
         lambda job: distils(job) and job.loss == "logits_to_keep" and job.generated_by in ("teacher", "both"),
@@ -75,11 +103,5 @@ DISTILLATION_RULES = (
         UNSUPPORTED,
         "{strategy} {offload} with {task} is not modelled: TRL's GKDTrainer does not place a teacher under FSDP; use"
         " {strategy=ddp} or zero2, and {offload=none}",
-    ),
-    Rule(
-        lambda job: distils(job) and job.strategy == "zero3",
-        UNSUPPORTED,
-        "{strategy} with {task} was not compared with a run of TRL yet; use {strategy=zero2}, under which every GPU"
-        " holds the whole teacher",
     ),
 )

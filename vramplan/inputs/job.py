@@ -289,6 +289,7 @@ class Job(Record):
     With `task` orpo, cpo and simpo: fused_log_probs is that of TRL from 1.14 on, whose kernel keeps numbers of tokens
     alone, standard of 0.19 to 1.13, of later ones without Triton, and of ms-swift.
     With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
+    chunked that of TRL's DistillationTrainer (1.16), which makes logits of both by tiles and runs without autocast,
     logits_to_keep is ms-swift's, which compares 512 tokens of them at a time.
     With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
     ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
@@ -396,8 +397,8 @@ class Job(Record):
 
     @property
     def dtype_of_teacher(self) -> str:
-        """Stored dtype of the teacher's weights, which DeepSpeed's engine casts as it casts the model's."""
-        return self.dtype if self.engine_casts else self.teacher_dtype or self.dtype
+        """Stored dtype of the teacher's weights, which DeepSpeed casts like the model's, at stage 3 on loading."""
+        return self.dtype if self.strategy.startswith("zero") else self.teacher_dtype or self.dtype
 
     @property
     def reference_source(self) -> Reference:

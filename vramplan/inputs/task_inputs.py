@@ -67,7 +67,14 @@ def _texts_of(job: Job) -> list[Input]:
 
 
 def _prompt_and_sample(job: Job) -> list[Input]:
-    """The prompt on its own, and with its completion (experimental/utils.py: DataCollatorForChatML)."""
+    """The prompt on its own, and with its completion (experimental/utils.py: DataCollatorForChatML).
+
+    DistillationTrainer has prompts and completions apart (trainer/distillation_trainer.py: _prepare_inputs).
+    """
+    if job.loss == "chunked":
+        prompt = max(job.prompt_length or 0, 1)
+        lengths = {"prompt": prompt, "completion": job.sequence_length - prompt}
+        return [Input(f"{name}_{kind}", (length,)) for name, length in lengths.items() for kind in ("ids", "mask")]
     sample = [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask", "labels")]
     if job.loss == "logits_to_keep":  # ms-swift's template
         return sample

@@ -179,11 +179,12 @@ UNKNOWN_VALUES: Mapping[tuple[str, str], str] = MappingProxyType(
             ("task", name): "not modelled yet; nearest, each choice as a row, is {task=sequence_classification}"
             for name in ("multiple_choice", "swag")
         },
+        ("task", "distillation"): "give {task=gkd} with its {teacher}, and {loss=chunked} as TRL's DistillationTrainer",
         ("task", "reinforce"): "not modelled yet; nearest is {task=rloo}",
         **{("task", name): "not modelled yet; nearest is {task=dpo}" for name in ("bco", "online_dpo", "xpo")},
         **{
             ("task", name): "not modelled yet; nearest is {task=gkd}, TRL's GKDTrainer, with its {teacher}"
-            for name in ("minillm", "gold", "distillation")
+            for name in ("minillm", "gold")
         },
     }
 )

@@ -150,6 +150,12 @@ DIVERGENCES = {
     "forward_kl": "forward KL divergence",
     "reverse_kl": "reverse KL divergence",
 }
+PACKAGES = {
+    "sliced": "TRL 0.19 to 1.6",
+    "logits_to_keep": "ms-swift",
+    "chunked": "DistillationTrainer of TRL 1.16",
+}
+"""Whose distillation it is, by the loss, where it is not TRL 1.16's GKDTrainer."""
 GENERATORS = {"student": "the student", "teacher": "the teacher", "both": "student or teacher"}
 
 
@@ -160,8 +166,9 @@ def _describe_distillation(job: Job, prompt: str) -> str:
     if job.generate_with != "transformers":
         completions = ENGINES[job.generate_with].format(share=job.vllm_share)
     teacher = f"{job.teacher} in {job.dtype_of_teacher} as teacher"
-    package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.16")
-    return f"GKD as {package} runs it, {teacher}, {DIVERGENCES[job.divergence]}{prompt}, {completions}; "
+    package = PACKAGES.get(job.loss, "TRL 1.16")
+    name = "distillation" if job.loss == "chunked" else "GKD"
+    return f"{name} as {package} runs it, {teacher}, {DIVERGENCES[job.divergence]}{prompt}, {completions}; "
 
 
 ENGINES = {

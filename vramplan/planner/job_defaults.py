@@ -60,6 +60,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if job.get("task") == "ppo" and "value_model" in job:
         job.setdefault("checkpointing", "none")  # TRL never switches it on
         job.setdefault("autocast", "none")  # transformers 5 leaves it to accelerate's launcher (training_args.py)
+    if job.get("task") == "gkd" and job.get("loss") == "chunked":
+        job.setdefault("autocast", "none")  # TRL's DistillationTrainer calls the models below what autocast wraps
     _complete_dtypes(job, half)
     for field in OTHER_MODELS:
         if job.get(field) is not None:

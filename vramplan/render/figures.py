@@ -152,7 +152,11 @@ def trainer(job: Job) -> str:
         return ""
     name = "reward model" if job.task == "reward" else str(job.task).upper()
     if job.task == "gkd":
-        package = {"sliced": "TRL 0.19 to 1.6", "logits_to_keep": "ms-swift"}.get(job.loss, "TRL 1.7 on")
+        package = {
+            "sliced": "TRL 0.19 to 1.6",
+            "logits_to_keep": "ms-swift",
+            "chunked": "TRL's DistillationTrainer",
+        }.get(job.loss, "TRL 1.7 on")
         return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.value_model is not None:
         return f"PPO of TRL up to 1.12, values by {job.value_model.rpartition('/')[2]}"

@@ -59,12 +59,12 @@ def chunked_log_probs(
         """Casts of the tiles in the loops' order; backward holds its part of the weight until the next one exists."""
         part: Tensor | None = None
         weight_part: Tensor | None = None
-        for rows in _ends(tokens, TILE[0]):
+        for rows in pieces(tokens, TILE[0]):
             if dtype != low:
                 new = tape.empty((rows, width), low, "chunk of the hidden states cast")
                 part = new
                 del new
-            for entries in _ends(vocabulary, TILE[1]):
+            for entries in pieces(vocabulary, TILE[1]):
                 if weight_dtype != low:
                     new = tape.empty((entries, width), low, "chunk of the weight cast")
                     weight_part = new if in_backward else None
@@ -104,7 +104,7 @@ def chunked_log_probs(
     return found
 
 
-def _ends(length: int, size: int) -> list[int]:
+def pieces(length: int, size: int) -> list[int]:
     """Lengths of the first two and the last piece of `size`: those between are like the second."""
     count = ceil_div(length, size)
     return [size] * min(count - 1, 2) + [length - (count - 1) * size]

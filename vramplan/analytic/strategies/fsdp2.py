@@ -17,6 +17,7 @@ from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.inputs.task_rules import ODDS
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
@@ -240,7 +241,11 @@ class Fsdp2(Sharded):
     def _forward(self, groups: list[Group], events: Sequence[int], offset: int) -> None:
         for group in groups:
             self._enter(group)
-        self.record.extend(events, offset)
+        over = self._model_ends(events)
+        self.record.extend(events[:over], offset)
+        if over < len(events):  # the root frees the last packet (_fsdp_state.py: _post_forward)
+            self._free_held()
+        self.record.extend(events[over:], offset)
         for group in groups:
             if not group.keeps:
                 self._drop(group)
@@ -252,6 +257,14 @@ class Fsdp2(Sharded):
             packet = self._receive(group)
             self._free_held()
             self.held = packet
+
+    def _model_ends(self, events: Sequence[int]) -> int:
+        """Index of the first event behind the model's forward: of a loss that is not part of it."""
+        if self.job.task not in ODDS or not self.inside:
+            return len(events)
+        storages, source = self.step.record.storages, self.step.unfolded.source
+        losses = (n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "loss")
+        return next(losses, len(events))
 
     def _has_head(self, events: Sequence[int]) -> bool:
         storages, source = self.step.record.storages, self.step.unfolded.source

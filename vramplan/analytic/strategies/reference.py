@@ -29,7 +29,7 @@ def second_model(step: Step, record: Recorder) -> Strategy:
     if step.job.strategy == "fsdp":
         return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
     if step.job.strategy == "zero3":
-        return Zero3Reference(step, record)
+        return Zero3Reference(step if step.setting.teacher is None else step.of_teacher(), record)
     return WholeReference(step, record)
 
 

@@ -12,7 +12,7 @@ from vramplan.analytic.batch import Batch
 from vramplan.analytic.layers.divergence import divergence
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
-from vramplan.analytic.tasks import gkd_chunks
+from vramplan.analytic.tasks import gkd_chunks, gkd_tiles
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.tasks.reference import without_gradients
 from vramplan.analytic.tasks.teacher_outputs import teacher_outputs
@@ -21,6 +21,8 @@ from vramplan.analytic.tasks.whole_logits import logits_of
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
+    if setting.job.loss == "chunked":
+        return gkd_tiles.compute_loss(net, setting, phase, batch)
     if setting.job.loss == "logits_to_keep":
         return gkd_chunks.compute_loss(net, setting, phase, batch)
     tape = net.tape

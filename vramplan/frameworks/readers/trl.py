@@ -6,7 +6,7 @@ from typing import Any
 
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
-from vramplan.frameworks.nearest import DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
+from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
 from vramplan.frameworks.readers import trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -316,7 +316,8 @@ UNREAD = {
         "gspo", "gspo_vlm", "grpo_agent", "async_grpo",
     ),
     f"PPO ({PPO_NEAREST})": ("ppo", "ppo_tldr", "ppo/ppo"),
-    f"distillation ({DISTILLATION_NEAREST})": ("gold", "minillm", "distillation"),
+    f"distillation ({DISTILLATION_NEAREST})": ("gold", "minillm"),
+    f"distillation by DistillationTrainer ({BY_TILES})": ("distillation",),
     "training of a process reward model": ("prm",),
 }  # fmt: skip
 """What is not read -> its commands, and the names of its scripts (trl/scripts, examples/scripts, 0.9 to 1.16)."""
