@@ -21,7 +21,6 @@ NEAREST: dict[str, tuple[str, str]] = {
     "florence2": (IMAGES, "google-t5/t5-base"),
     "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
     "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
-    "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),
     "granite_speech": (SOUND, "ibm-granite/granite-3.3-8b-instruct"),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
