@@ -11,6 +11,9 @@ import vramplan
 from tests import heard_cases
 from tests.helpers import spec_of
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.inputs import heard
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import Config
 
 ROWS = heard_cases.TABLE.load()
 EVERY = 4
@@ -64,3 +67,23 @@ def test_check_trains_a_tower_that_a_script_does_not_freeze(tmp_path: Path) -> N
     )
     checked = vramplan.check(str(script), "h200").estimate.job
     assert (checked.vision, checked.projector, checked.sounds, checked.images) == ("train", "train", 1, 0)
+
+
+@pytest.mark.full
+def test_tokens_of_qwen2_audio_are_what_its_tower_says() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
+
+    c = Config(spec_of("Qwen/Qwen2-Audio-7B").config, "")
+    for seconds in (0.1, 0.5, 3.33, 12.0, 29.99, 30.0):
+        sound = heard.qwen2_audio(c, Job(audio_seconds=seconds))
+        _, tokens = Qwen2AudioEncoder._get_feat_extract_output_lengths(None, round(100 * seconds))  # type: ignore[arg-type]
+        assert sound.tokens == tokens
+
+
+def test_what_qwen2_audio_does_not_do() -> None:
+    spec = heard_cases.spec_for("qwen2_audio")
+    with pytest.raises(ConfigError, match="hears 10 seconds"):
+        vramplan.estimate(spec, "h200", audio_seconds=11)
+    with pytest.raises(UnsupportedError, match="a loss of its own"):
+        vramplan.estimate(spec, "h200", loss="liger")

@@ -13,7 +13,8 @@ from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.unfolded_step import count_parameters
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
-from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.heard import HEARD
+from vramplan.inputs.images import IMAGE_PROCESSORS, TOWER_MODULES
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, published_task
 from vramplan.inputs.model_spec import ModelSpec
@@ -73,8 +74,9 @@ def test_every_architecture_has_its_samples() -> None:
         assert len(architecture.attention) > 0
         assert architecture.peft_experts in FORMER
     assert set(MODEL_INPUTS) <= set(ARCHITECTURES)
-    assert {key.partition("/")[0] for key in TOWERS} <= set(IMAGE_PROCESSORS)
+    assert {key.partition("/")[0] for key in TOWERS} <= set(TOWER_MODULES)
     assert {tower.text_type for tower in TOWERS.values()} <= {None, *ARCHITECTURES}
+    assert {*HEARD} == {*TOWER_MODULES} - {*IMAGE_PROCESSORS}
     assert set(ARCHITECTURES).isdisjoint(TOWERS)
 
 

@@ -420,6 +420,11 @@ def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> lis
     Raises:
         UnsupportedError: for images, or towers that train.
     """
+    if model.tower is not None and model.tower.loss is not None and job.loss != "standard":
+        raise UnsupportedError(
+            f"{setting('loss', job.loss)}: {spec.model_type} computes a loss of its own; use"
+            f" {setting('loss', 'standard')}"
+        )
     if model.tower is not None and not model.tower.casts_pixels:
         check_pixels(spec, job)
     if model.tower is not None and model.tower.note:

@@ -138,7 +138,10 @@ def check(
     ] = None,
     audio_seconds: Annotated[
         float | None,
-        Option(help="Seconds of the longest sound, for wav2vec 2, HuBERT (20), CSM (10), Voxtral (30).", panel=DATA),
+        Option(
+            help="Seconds of the longest sound, for wav2vec 2, HuBERT (20), CSM (10), Voxtral, Qwen2-Audio (30).",
+            panel=DATA,
+        ),
     ] = None,
     image_size: Annotated[
         str | None,

@@ -196,7 +196,7 @@ JOB_FLAGS = {
     ),
     "target_len": Flag(int, DATA, "Tokens of a T5 decoder's labels (128, or --seq-len if shorter).", "target_length"),
     "audio_seconds": Flag(
-        float, DATA, "Seconds of sound in each sample, for wav2vec 2, HuBERT (20), CSM (10), Voxtral (30)."
+        float, DATA, "Seconds of sound in each sample, for wav2vec 2, HuBERT (20), CSM (10), Voxtral, Qwen2-Audio (30)."
     ),
     "images": Flag(
         int, DATA, "Images in each sample (1 for a vision-language model); their tokens are part of --seq-len."

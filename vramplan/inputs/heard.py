@@ -36,7 +36,30 @@ def voxtral(c: Config, job: Job) -> ProcessedImage:
     )
 
 
-HEARD: dict[str, Callable[[Config, Job], ProcessedImage]] = {"voxtral": voxtral}
+def qwen2_audio(c: Config, job: Job) -> ProcessedImage:
+    """Qwen2-Audio: one spectrogram of 30 seconds, a token for each 40 milliseconds of sound, between two marks.
+
+    Raises:
+        ConfigError: for longer sounds, which the processor cuts off.
+    """
+    audio = c.part("audio_config")
+    positions = audio.count("max_source_positions", 1500)
+    frames = round(job.audio_seconds * FRAMES_PER_SECOND) if job.audio_seconds else 2 * positions
+    if frames > 2 * positions:
+        raise ConfigError(
+            f"{setting('audio_seconds', job.audio_seconds)}: qwen2_audio hears {2 * positions / FRAMES_PER_SECOND:g}"
+            " seconds, and its processor cuts off the rest"
+        )
+    tokens = ((frames - 1) // 2 + 1 - 2) // 2 + 1
+    tensors = (
+        Tensor("input_features", (1, audio.count("num_mel_bins", 128), 2 * positions)),
+        Tensor("feature_attention_mask", (1, 2 * positions), "int64", (1,) * frames + (0,) * (2 * positions - frames)),
+    )
+    description = f"{frames / FRAMES_PER_SECOND:g} of {2 * positions / FRAMES_PER_SECOND:g} seconds"
+    return ProcessedImage(tokens, 2, 1, 1, positions, tensors, description, token="audio_token_id")
+
+
+HEARD: dict[str, Callable[[Config, Job], ProcessedImage]] = {"voxtral": voxtral, "qwen2_audio": qwen2_audio}
 """By transformers' model_type."""
 
 

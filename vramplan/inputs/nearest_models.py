@@ -6,7 +6,6 @@ from vramplan.inputs.model_spec import ModelSpec
 
 NO_CLASS = "transformers 5.23 has no class of it, and its own code is traced only from a folder with trust_remote_code"
 IMAGES = "its tower and processor are not described"
-SOUND = "its encoder of sound is not described"
 NEAREST: dict[str, tuple[str, str]] = {
     "kimi_vl": (NO_CLASS, "moonshotai/Moonlight-16B-A3B"),
     "deepseek_vl_v2": (NO_CLASS, "deepseek-ai/DeepSeek-V2-Lite"),
@@ -16,13 +15,18 @@ NEAREST: dict[str, tuple[str, str]] = {
     "minicpmo": (NO_CLASS, "Qwen/Qwen2.5-7B"),
     "phi3_v": (NO_CLASS, "microsoft/Phi-3-mini-4k-instruct"),
     "molmo": (NO_CLASS, "Qwen/Qwen2-7B"),
-    "ovis2": (IMAGES, "Qwen/Qwen2.5-7B"),
-    "got_ocr2": (IMAGES, "Qwen/Qwen2-0.5B"),
-    "florence2": (IMAGES, "google-t5/t5-base"),
-    "paddleocr_vl": (IMAGES, "baidu/ERNIE-4.5-0.3B-PT"),
+    "ovis2": ("each of its image tokens is a softmax over all words of its tower", "Qwen/Qwen2.5-7B"),
+    "got_ocr2": (
+        "its tower adds relative positions to scores over 4,096 patches, 384 MiB in bf16 in each global layer",
+        "Qwen/Qwen2-0.5B",
+    ),
+    "florence2": ("its tower attends across channels and in windows", "google-t5/t5-base"),
+    "paddleocr_vl": ("its tower resizes a table of positions for each image", "baidu/ERNIE-4.5-0.3B-PT"),
     "exaone": (NO_CLASS, "meta-llama/Llama-3.1-8B"),
-    "qwen2_audio": (SOUND, "meta-llama/Llama-2-7b-hf"),
-    "granite_speech": (SOUND, "ibm-granite/granite-3.3-8b-instruct"),
+    "granite_speech": (
+        "its encoder of sound has convolutions between its attentions, and a Q-Former behind it",
+        "ibm-granite/granite-3.3-8b-instruct",
+    ),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
 TEXT = {"exaone": "to its 7.8B, whose layers are a Llama's under other names,"}

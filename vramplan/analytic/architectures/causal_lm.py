@@ -50,6 +50,8 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
             return ModelOutput(log_probs_loss(logits, job.verl.logits), [logits])
         if job.loss == "sliced_fp32":  # the model's logits from here on
             logits = ops.to(logits, "fp32", "logits in fp32")
+        if forward.vision is not None and forward.vision.tower.loss is not None:
+            return ModelOutput(forward.vision.tower.loss(logits, forward.has_mask), [logits])
         sliced = job.loss in ("sliced", "sliced_fp32")
         loss = sliced_loss(logits) if sliced else causal_loss(logits, LOGIT_LOSSES[job.loss])
         return ModelOutput(loss, [logits])

@@ -101,6 +101,8 @@ class VisionTower:
     (Llama 3.2 Vision)."""
     part: str = "vision_config"
     """The part of the configuration that the tower reads."""
+    loss: Callable[[Tensor, bool], Tensor] | None = None
+    """The loss of logits (B, S, V) and whether there is a mask, if it is the model's own."""
 
 
 @dataclass(slots=True)

@@ -87,6 +87,7 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
 TOWER_MODULES = {
     **IMAGE_PROCESSORS,
     "voxtral": ImageProcessor(fixed_tiles.no_images, "model.audio_tower", LLAVA[1]),
+    "qwen2_audio": ImageProcessor(fixed_tiles.no_images, "model.audio_tower", LLAVA[1]),
 }
 """All with a tower, those that hear (:mod:`vramplan.inputs.heard`) included."""
 PROCESSORS = {**COUNTED, **{model_type: processor.processor for model_type, processor in IMAGE_PROCESSORS.items()}}

@@ -217,8 +217,9 @@ def _computes_positions() -> bool:
 
 
 def _counts_features() -> bool:
-    """Whether Gemma 4 selects all elements at image positions, only to count them, or CSM its frames of sound."""
-    return _within(("modeling_gemma4.py", *codec.FILES)) in ("forward", "_merge_input_ids_with_input_values")
+    """Whether Gemma 4 selects all elements at image positions, only to count them, or models of sound their frames."""
+    files = ("modeling_gemma4.py", "modeling_qwen2_audio.py", *codec.FILES)
+    return _within(files) in ("forward", "_merge_input_ids_with_input_values")
 
 
 def _within(files: tuple[str, ...]) -> str:

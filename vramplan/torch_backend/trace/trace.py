@@ -68,7 +68,12 @@ def trace(
         VramplanError: if the job cannot run or cannot be traced.
     """
     return run(
-        spec, job, gpu, Fakes(values=job.pictures > 0 or spec.model_type == "csm"), progress, trust_remote_code
+        spec,
+        job,
+        gpu,
+        Fakes(values=job.pictures > 0 or spec.model_type in ("csm", "qwen2_audio")),
+        progress,
+        trust_remote_code,
     ).simulated_step(dependencies.versions())
 
 

@@ -26,6 +26,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "mllama": "mllama",
         "lfm2_vl": "lfm2_vl",
         "voxtral": "voxtral",
+        "qwen2_audio": "qwen2_audio",
     },
 )
 """What each module of this folder describes."""
