@@ -42,7 +42,9 @@ def earlier(config: ConfigReader, model: str, job: dict[str, Any]) -> Unsupporte
 
 
 def _without_sharding(fields: dict[str, Any]) -> str:
-    """Replace a strategy that shards weights, which is not modelled with a teacher; returns what to say of it."""
+    """Replace a strategy that is not modelled with a teacher; returns what to say of it."""
+    if fields.get("strategy") == "zero0":
+        fields["strategy"] = "ddp"
     if fields.get("strategy") not in ("zero3", "fsdp"):
         return ""
     fields |= {"strategy": "zero2", "offload": None}
