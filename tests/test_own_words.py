@@ -25,9 +25,9 @@ def refusal(target: Any, **given: Any) -> str:
     [
         (f"swift rlhf --rlhf_type simpo --model Qwen/Qwen2.5-0.5B {PREFERENCE} --deepspeed zero2_offload",
          "ZeRO-2 the optimizer offloaded with SimPO is not modelled yet; use ZeRO-2 and no offloading"),
-        ("llamafactory-cli train --stage rm --do_train --model_name_or_path Qwen/Qwen2.5-0.5B --finetuning_type lora"
+        ("llamafactory-cli train --stage rm --do_train --model_name_or_path Qwen/Qwen2.5-0.5B --finetuning_type full"
          " --bf16 --deepspeed examples/deepspeed/ds_z3_config.json --per_device_train_batch_size 1",
-         "ZeRO-3 with its loss was not compared with a run of LLaMA-Factory; use ZeRO-2"),
+         "use ZeRO-2, or finetuning_type lora"),
         (f"swift sft --task_type embedding --loss_type infonce --model Qwen/Qwen3-Embedding-0.6B {PREFERENCE}"
          " --deepspeed zero3", "use deepspeed zero2"),
     ],

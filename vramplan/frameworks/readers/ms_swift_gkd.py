@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.readers import ms_swift_rollout, trl_gkd
 from vramplan.frameworks.settings import ConfigReader
@@ -42,7 +42,9 @@ def earlier(config: ConfigReader, model: str, job: dict[str, Any]) -> Unsupporte
 
 
 def _without_sharding(fields: dict[str, Any]) -> str:
-    """Replace a strategy that shards weights, which is not modelled with a teacher; returns what to say of it."""
+    """Replace a strategy that is not modelled with a teacher; returns what to say of it."""
+    if fields.get("strategy") == "zero0":
+        fields["strategy"] = "ddp"
     if fields.get("strategy") not in ("zero3", "fsdp"):
         return ""
     fields |= {"strategy": "zero2", "offload": None}
@@ -57,15 +59,24 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
             on the GPUs that train.
     """
     teacher = config.string("teacher_model")
-    if not teacher or teacher == model:
-        raise config.unsupported("rlhf_type", "without another teacher_model: self-distillation is not modelled yet")
     for name, why in NOT_MODELLED.items():
-        config.require_off(name, why=why)
-    if job.get("strategy") not in (None, "ddp", "zero1", "zero2"):
+        config.require_off(name, why=f"{why}; {setting('set', f'{name}=')} estimates the run without it")
+    if not teacher or teacher == model:
         shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
-        said = f"under {job['strategy']} is not modelled yet; nearest, TRL's own trainer{_without_sharding(shown)}"
-        command = estimate_command(model, {**shown, "task": "gkd", "teacher": teacher})
-        raise config.unsupported("rlhf_type", f"{said}: {command}")
+        _without_sharding(shown)
+        command = estimate_command(model, {**shown, "task": "gkd", "teacher": model, "generated_by": "none"})
+        raise config.unsupported(
+            "rlhf_type",
+            "without another teacher_model: self-distillation is not modelled yet; nearest, with a second copy of the"
+            f" weights on each GPU, which needs more: {command} --loss logits_to_keep",
+        )
+    if job.get("strategy") not in (None, "ddp", "zero1", "zero2"):
+        other = setting("set", "deepspeed=zero2") if job["strategy"] == "zero3" else f"{setting('set', 'fsdp=')}"
+        raise config.unsupported(
+            "rlhf_type",
+            f"under {job['strategy']} is not modelled yet; {other} estimates it with both models whole on each GPU,"
+            " which needs more",
+        )
     fields: dict[str, Any] = {
         "task": "gkd",
         "loss": "logits_to_keep",
