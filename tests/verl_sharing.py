@@ -68,8 +68,8 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"model": MODEL, "config": TIED, "job": {**JOB, **job}}
     fused = {"fsdp": FSDP1, "micro_batch_size": 4, "verl": {**VERL, "fused_head": "torch"}}
     yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **fused}}
-    for own in ({}, {"entropy": True}):
-        wide = {"micro_batch_size": 6, "verl": {**VERL, "fused_head": "torch", **own}}
+    for own in ({"fused_head": "torch"}, {"fused_head": "torch", "entropy": True}, {"fused_head": "triton"}):
+        wide = {"micro_batch_size": 6, "verl": {**VERL, **own}}
         yield {"model": MODEL, "config": WIDE, "job": {**JOB, **wide}}
 
 
