@@ -45,6 +45,7 @@ OF_UNTIED: tuple[dict[str, Any], ...] = (
     {"fsdp": {**FSDP2, "reshard_after_forward": False}},
     {"fsdp": {**FSDP2, "forward_prefetch": True}},
     {"dtype": "bf16", "autocast": "none"},
+    {"task": None, "prompt_length": None, "generate_with": "transformers", "verl": {}},
     {"fsdp": FSDP1, "reference": "model", "verl": {**VERL, "keeps_root": True}},
 )
 OF_TIED: tuple[dict[str, Any], ...] = (
