@@ -47,6 +47,9 @@ DEFAULTS = {
 tokens on each of 8 GPUs, by a budget of 8,192."""
 
 
+FSDP2 = {"version": 2, "reshard_after_forward": True, "reduce_dtype": "fp32", "sync_each_batch": True}
+
+
 def read_line(*overrides: str, gpus: int = 8, program: str = "verl.trainer.sft_trainer") -> ParsedConfig:
     line = f"torchrun --nproc_per_node={gpus} -m {program} model.path={QWEN} {' '.join(overrides)}"
     return read(from_line(line, None, {}), 1)
@@ -91,6 +94,8 @@ def test_the_verdict_is_the_estimate_of_the_same_settings(tmp_path: Path) -> Non
         (("engine=fsdp", "optim=fsdp", "model=hf_model", "optim.lr=1e-5"), {}),
         (("++data.train_batch_size=128",), {"gradient_accumulation_steps": 2}),
         (("engine.param_offload=True",), {}),
+        (("engine.strategy=fsdp2", "engine.forward_prefetch=True"), {"fsdp": {**FSDP2, "forward_prefetch": True}}),
+        (("engine.strategy=fsdp2", "engine.offload_policy=True"), {"fsdp": FSDP2, "offload": "all"}),
     ],
 )
 def test_settings(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
@@ -234,7 +239,8 @@ def test_changes_are_hydras() -> None:
         (("engine.fsdp_size=3",), ConfigError, "3 does not divide 8 GPUs"),
         (("data.pad_mode=right",), ConfigError, "no_padding alone"),
         (("engine.fsdp_size=1",), UnsupportedError, "NO_SHARD"),
-        (("engine.strategy=fsdp2",), UnsupportedError, "modelled: fsdp"),
+        (("engine.strategy=fsdp_turbo",), UnsupportedError, "modelled: fsdp, fsdp2"),
+        (("engine.forward_prefetch=True",), UnsupportedError, "forward_prefetch: True is not modelled with fsdp yet"),
         (("engine=megatron",), UnsupportedError, "engine=megatron"),
         (("engine.ulysses_sequence_parallel_size=2",), UnsupportedError, "ulysses_sequence_parallel_size"),
         (("model.use_remove_padding=False",), UnsupportedError, "pads rows"),

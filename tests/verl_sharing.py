@@ -45,6 +45,7 @@ OF_UNTIED: tuple[dict[str, Any], ...] = (
     {"fsdp": {**FSDP2, "reshard_after_forward": False}},
     {"fsdp": {**FSDP2, "forward_prefetch": True}},
     {"dtype": "bf16", "autocast": "none"},
+    {"task": None, "prompt_length": None, "generate_with": "transformers", "verl": {}},
     {"fsdp": FSDP1, "reference": "model", "verl": {**VERL, "keeps_root": True}},
 )
 OF_TIED: tuple[dict[str, Any], ...] = (
@@ -68,8 +69,8 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {"model": MODEL, "config": TIED, "job": {**JOB, **job}}
     fused = {"fsdp": FSDP1, "micro_batch_size": 4, "verl": {**VERL, "fused_head": "torch"}}
     yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **fused}}
-    for own in ({}, {"entropy": True}):
-        wide = {"micro_batch_size": 6, "verl": {**VERL, "fused_head": "torch", **own}}
+    for own in ({"fused_head": "torch"}, {"fused_head": "torch", "entropy": True}, {"fused_head": "triton"}):
+        wide = {"micro_batch_size": 6, "verl": {**VERL, **own}}
         yield {"model": MODEL, "config": WIDE, "job": {**JOB, **wide}}
 
 

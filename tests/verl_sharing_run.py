@@ -120,7 +120,7 @@ class Run:
             "prompts": nested(3, prompt),
             "responses": nested(3, answer),
             "response_mask": nested(1, answer),
-            "loss_mask": nested(1, answer),
+            "loss_mask": nested(1, answer if self.job.task else self.length),
             **{name: nested(0, answer, torch.float32) for name in ("old_log_probs", "advantages", "values", "returns")},
         }
         return tu.get_tensordict(
@@ -165,7 +165,7 @@ class Run:
 
     def go(self) -> dict[str, int]:
         """The peaks of some steps."""
-        from verl.workers.utils.losses import ppo_loss, value_loss
+        from verl.workers.utils.losses import ppo_loss, sft_loss, value_loss
 
         job, enter = self.job, self.peaks.enter
         config = Settings(
@@ -176,6 +176,13 @@ class Run:
         losses = [functools.partial(loss, config) for loss in (ppo_loss, value_loss)]
         scored = (job.verl.scored_tokens or self.length * job.micro_batch_size) // self.length
         observe(self.actor, self.peaks)
+        for _ in range(STEPS if job.task is None else 0):
+            enter("forward")
+            supervised = functools.partial(sft_loss, config)
+            self.update(self.actor, supervised, job.micro_batch_size, job.gradient_accumulation_steps)
+        if job.task is None:
+            enter("over")
+            return self.peaks.found
         for _ in range(STEPS):
             enter("generation")
             self.send()

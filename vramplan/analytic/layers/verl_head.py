@@ -30,7 +30,6 @@ def fused_log_probs(hidden: Tensor, weight: Tensor, labels: Tensor, kind: str, e
     if kind == "triton":
         statistics = [tape.empty((size,), "fp32", "sums per token") for size in (tokens, 2 * tokens)]
         parts = [tape.empty((tokens, ceil_div(vocabulary, SPLIT)), "fp32", "parts of sums") for _ in range(3)]
-        parts.append(tape.empty((tokens,), "fp32", "log-probabilities per token, to be joined"))
         tape.save(node, hidden, weight, labels, *statistics)
         del parts, statistics
         return log_probs, entropies

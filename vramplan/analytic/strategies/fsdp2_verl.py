@@ -128,7 +128,7 @@ class VerlFsdp2(Fsdp2):
         elif piece not in self.step.unfolded.ends:
             self._extend(events, offset)
         else:
-            if self.embedding_needs_grad:
+            if self.embedding_needs_grad and self.before[-1] is not self.root:
                 self._prepare_backward(self.before[-1])
             self._extend(events, offset)
             self._end_backward(offset)
@@ -179,6 +179,7 @@ class VerlFsdp2(Fsdp2):
         gradients = self.late.pop(group, [])
         if self.phase == "backward.0":
             gradients = [offset + place for place in self.step.gradients_of(group.members)]
+        gradients.sort(key=lambda number: self._rank(number - offset))
         if group in self.whole:
             record.free_all(gradients)
             gradients = self.whole.pop(group)
@@ -189,6 +190,12 @@ class VerlFsdp2(Fsdp2):
         self._arrived()
         if gradients:
             self._reduce(group, gradients)
+
+    def _rank(self, storage: int) -> int:
+        """Where a gradient stands in its module: norms behind others, a head of the root last."""
+        module = self.step.record.storages[self.step.unfolded.source[storage]].module
+        is_tied = self.step.setting.architecture.is_tied(self.step.setting.config)
+        return 2 if module.startswith(HEAD) and not is_tied else int("norm" in module)
 
     def _in_dtype_of_reduction(self, group: Group, gradients: list[int]) -> list[int]:
         """The same gradients, one after another."""

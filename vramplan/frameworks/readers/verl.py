@@ -55,7 +55,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
     _refuse_other_programs(config, version)
     refuse_unmodelled(config)
     _refuse_engine(config)
-    gpus = _num_gpus(config, num_gpus)
+    gpus, sharded_by = _num_gpus(config, num_gpus), verl_fsdp.fsdp_version(config, "engine.strategy")
     batches = read_batches(config, gpus)
     job: dict[str, Any] = {
         "loop": "plain",
@@ -65,7 +65,9 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
         "loss": "log_probs",
         "num_gpus": gpus,
         "strategy": "fsdp",
-        "fsdp": verl_fsdp.sharding(config, gpus, "engine.") | _reduction(config, version),
+        "fsdp": verl_fsdp.sharding(config, gpus, "engine.", sharded_by)
+        | _reduction(config, version)
+        | verl_fsdp.prefetching(config, "engine.", sharded_by),
         **_adapters(config),
         **verl_fsdp.dtypes(config, "engine."),
         **({} if at_least(version, LATER) else {"verl": {"logits": "copied"}}),
@@ -73,6 +75,8 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
     }
     if job["method"] == "lora":
         job["lora_dtype"] = job["dtype"]  # adapters are cast to the base's (transformer_impl.py: _build_lora_module)
+    if verl_fsdp.offloads_for_good(config, "engine.", sharded_by):
+        job["offload"] = "all"
     if config.boolean("model.use_liger", default=False):
         job["fused_kernels"] = FUSED_KERNELS
     for name in HOST:
@@ -102,7 +106,7 @@ def _refuse_other_programs(config: ConfigReader, version: str) -> None:
 
 
 def _refuse_engine(config: ConfigReader) -> None:
-    """Refuse engines other than FSDP version 1."""
+    """Refuse engines other than FSDP's."""
     defaults = config.get("defaults")
     items = defaults.value if defaults is not None and isinstance(defaults.value, list) else []
     chosen = {
@@ -115,8 +119,6 @@ def _refuse_engine(config: ConfigReader) -> None:
     config.read_keys |= {"model", "optim", "profiler", "checkpoint"}
     if engine != "fsdp":
         raise UnsupportedError(f"{config.place('engine')}: engine={engine} is not modelled yet; modelled: fsdp")
-    if config.lowercase("engine.strategy", default="fsdp") != "fsdp":
-        raise config.unsupported("engine.strategy", "is not modelled yet; modelled: fsdp (version 1)")
     if not config.boolean("model.use_remove_padding", default=True):
         raise config.unsupported("model.use_remove_padding", "pads rows, which is not modelled yet; modelled: True")
     if config.lowercase("data.pad_mode", default="no_padding") != "no_padding":

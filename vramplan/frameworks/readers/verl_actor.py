@@ -138,7 +138,7 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
     }
     if job["method"] == "lora":
         job["lora_dtype"] = job["dtype"]
-    if _offloads_for_good(config, sharded_by):
+    if verl_fsdp.offloads_for_good(config, FSDP, sharded_by):
         job |= {"offload": "all", "verl": job["verl"] | {"param_offload": False, "optimizer_offload": False}}
     if config.boolean(f"{MODEL}use_liger", default=False):
         job["fused_kernels"] = FUSED_KERNELS
@@ -294,27 +294,9 @@ def _groups(config: ConfigReader, version: str, sharded_by: int) -> dict[str, bo
 
 
 def _prefetching(config: ConfigReader, version: str, sharded_by: int) -> dict[str, bool]:
-    """Whether layers are gathered ahead in a forward: under FSDP 2 from 0.8 on.
-
-    Raises:
-        UnsupportedError: under FSDP 1.
-    """
-    name = f"{FSDP}forward_prefetch"
-    if not config.boolean(name, default=False):
-        return {}
-    if sharded_by == 1:
-        raise config.unsupported(name, "is not modelled with fsdp yet; modelled: False, or fsdp2")
-    return {"forward_prefetch": True} if at_least(version, "0.8") else {}
-
-
-def _offloads_for_good(config: ConfigReader, sharded_by: int) -> bool:
-    """Whether the host keeps the actor and updates it, which FSDP 2 alone does (engine/fsdp.yaml)."""
-    name = f"{FSDP}offload_policy"
-    if not config.boolean(name, default=False):
-        return False
-    if sharded_by == 1:
-        config.note("warning", name, "has no effect under fsdp; with fsdp2 the host keeps weights and states")
-    return sharded_by == 2
+    """Whether layers are gathered ahead in a forward: under FSDP 2 from 0.8 on."""
+    prefetches = verl_fsdp.prefetching(config, FSDP, sharded_by)
+    return prefetches if at_least(version, "0.8") else {}
 
 
 def _pads(config: ConfigReader, version: str) -> bool:

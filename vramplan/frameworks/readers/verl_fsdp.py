@@ -61,6 +61,30 @@ def sharding(config: ConfigReader, gpus: int, prefix: str, version: int = 1) -> 
     return fields
 
 
+def prefetching(config: ConfigReader, prefix: str, version: int) -> dict[str, bool]:
+    """Whether layers are gathered ahead in a forward.
+
+    Raises:
+        UnsupportedError: for it under FSDP 1.
+    """
+    name = f"{prefix}forward_prefetch"
+    if not config.boolean(name, default=False):
+        return {}
+    if version == 1:
+        raise config.unsupported(name, "is not modelled with fsdp yet; modelled: False, or fsdp2")
+    return {"forward_prefetch": True}
+
+
+def offloads_for_good(config: ConfigReader, prefix: str, version: int) -> bool:
+    """Whether the host keeps the model and updates it, which FSDP 2 alone does (engine/fsdp.yaml)."""
+    name = f"{prefix}offload_policy"
+    if not config.boolean(name, default=False):
+        return False
+    if version == 1:
+        config.note("warning", name, "has no effect under fsdp; with fsdp2 the host keeps weights and states")
+    return version == 2
+
+
 def _reduce_dtype(config: ConfigReader, prefix: str) -> str:
     """Dtype in which gradients are reduced (MixedPrecision), beside weights in bf16 and buffers in any.
 
