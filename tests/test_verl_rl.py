@@ -259,7 +259,7 @@ def test_the_command_is_the_nearest_job() -> None:
         ("reward.reward_model.enable=True", "reward.reward_model.enable: True is a reward model"),
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.strategy: fsdp2"),
-        (f"{ROLLOUT}.name=sglang", "sglang is not modelled yet (the nearest estimate has vLLM)"),
+        (f"{ROLLOUT}.name=trtllm", "trtllm is not modelled yet; modelled: vllm, sglang"),
         (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
         (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{ACTOR}.fsdp_config.forward_prefetch=True", "forward_prefetch: True"),

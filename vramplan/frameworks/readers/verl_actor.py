@@ -13,7 +13,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
-from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl
+from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
 from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import (
@@ -80,6 +80,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
     version, where = _version(config, framework_version)
     has_critic = verl_rl.has_critic(config)
     reasons = [*verl_rl.named(config), *_not_modelled(config, version)]
+    reasons += verl_sglang.not_modelled(config, version)
     if has_critic:
         reasons += verl_critic.not_modelled(config, version)
     if reasons:
@@ -104,7 +105,7 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         **verl_fsdp.dtypes(config, FSDP),
         **batch,
         **_engine(config, version, gpus),
-        "verl": _verl(config, version, batch) | _critic(config, version, gpus, has_critic),
+        "verl": _verl(config, version, batch) | _critic(config, version, gpus, has_critic) | verl_sglang.engine(config),
         # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
         **allocator_settings(config, expandable=at_least(version, "0.6")),
     }

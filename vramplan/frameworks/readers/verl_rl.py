@@ -23,6 +23,8 @@ from vramplan.units import ceil_div, round_up
 PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
 ACTOR, MODEL, ROLLOUT, REF = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout", "ref"))
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
+ENGINES = ("vllm", "sglang")
+"""What may generate (``rollout.name``)."""
 TENSOR_PARALLEL = f"{ROLLOUT}tensor_model_parallel_size"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
 REWARD_MODELS = ("reward.reward_model", "reward_model")
@@ -177,8 +179,8 @@ def named(config: ConfigReader) -> Iterator[str]:
         name = "model_engine" if config.has("model_engine") else f"{ACTOR}strategy"
         yield str(config.unsupported(name))
     rollout = f"{ROLLOUT}name"
-    if config.lowercase(rollout, default="vllm") != "vllm":
-        yield str(config.unsupported(rollout, "is not modelled yet (the nearest estimate has vLLM)"))
+    if config.lowercase(rollout, default="vllm") not in ENGINES:
+        yield str(config.unsupported(rollout, f"is not modelled yet; modelled: {', '.join(ENGINES)}"))
     for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
             yield str(config.unsupported(name))
