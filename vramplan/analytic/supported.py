@@ -178,7 +178,7 @@ def _not_compared(job: Job) -> list[str]:
             *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
             f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code on one GPU; how FSDP"
-            " shares the model, and what goes to vLLM, follow their sources",
+            f" shares the model, and what goes to {job.verl.engine_name}, follow their sources",
         ]
     if job.runs_openrlhf:
         return [

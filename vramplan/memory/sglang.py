@@ -14,12 +14,12 @@ from vramplan.inputs.job import Job
 from vramplan.memory.timeline import Storage
 from vramplan.units import GiB, MiB
 
-EAGER_BYTES = 1100 * MiB
-"""What stays without large CUDA graphs: the context of a process, attention workspaces, small graphs. Reported: 1.1 GB
+EAGER_BYTES = ceil(1.1 * GiB)
+"""What stays without large CUDA graphs: the context of a process, attention workspaces, small graphs. Reported: 1.1 GiB
 of a paused SGLang for a 1B on an RTX 4090D (sglang#2542). Not measured here."""
-MOST_BYTES = 7100 * MiB
-"""The most that was reported of a paused SGLang for dense models: 7.1 GB for an 8B and 5.8 GB for a 32B on H200, whose
-CUDA graphs are of up to 256 texts (sglang#7009). verl gives back weights and cache alone, and so the graphs stay
+MOST_BYTES = ceil(7.1 * GiB)
+"""The most that was reported of a paused SGLang for dense models: 7.1 GiB for an 8B and 5.8 GiB for a 32B on H200,
+whose CUDA graphs are of up to 256 texts (sglang#7009). verl gives back weights and cache alone, and so the graphs stay
 (sglang_rollout.py: release). Not measured here."""
 FEWEST, MOST = 24, 256
 """Texts of the largest CUDA graph on the GPUs of these reports."""

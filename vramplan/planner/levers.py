@@ -257,6 +257,9 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "time, host RAM",
             rollout_offload="all",
         )
+    if job.runs_verl and job.verl.engine == "sglang" and not job.verl.eager:
+        eager = job.verl.model_copy(update={"eager": True})
+        lever("enforce_eager", "SGLang keeps no CUDA graphs while the model trains", "time", verl=eager)
     for change, verl in job.verl.offloads().items() if job.runs_verl else ():
         why = f"it waits in host memory while {verl.engine_name} generates"
         lever(change, why, "time, host RAM", verl=verl)

@@ -127,7 +127,8 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
         f"{version} ({where})",
         _model(config),
         job,
-        _names(config, batch) | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job)},
+        _names(config, batch)
+        | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job) | verl_sglang.eager_keys(job["verl"])},
         config.notes,
         task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",

@@ -183,7 +183,7 @@ def named(config: ConfigReader) -> Iterator[str]:
         yield str(config.unsupported(rollout, f"is not modelled yet; modelled: {', '.join(ENGINES)}"))
     for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
-            yield str(config.unsupported(name))
+            yield str(config.unsupported(name, f"is not modelled yet; modelled: 1 (--set {name}=1 answers for that)"))
 
 
 def _budget_text(config: ConfigReader, model: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers.verl_rl import MODEL, ROLLOUT
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.verl import Verl
 
 FIRST = "0.7"
 ARGUMENTS = f"{ROLLOUT}engine_kwargs.sglang."
@@ -27,6 +28,13 @@ def engine(config: ConfigReader) -> dict[str, Any]:
     """Its settings in a job; of vLLM none."""
     eager = config.boolean(f"{ROLLOUT}enforce_eager", default=False)
     return {"engine": "sglang", **({"eager": True} if eager else {})} if is_on(config) else {}
+
+
+def eager_keys(settings: dict[str, Any]) -> dict[Verl, str]:
+    """The key that switches SGLang's CUDA graphs off, where they are on."""
+    if settings.get("engine") != "sglang" or settings.get("eager"):
+        return {}
+    return {Verl(**settings | {"eager": True}): f"{ROLLOUT}enforce_eager True"}
 
 
 def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
