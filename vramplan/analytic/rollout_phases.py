@@ -17,6 +17,7 @@ from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
 from vramplan.analytic.reward_model import reward_gathered_bytes, scored, sharded_step
+from vramplan.analytic.sglang_rollout import sent_bucket
 from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
@@ -24,7 +25,7 @@ from vramplan.analytic.strategies import gathered_bytes, passing_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
 from vramplan.analytic.verl_sync import bucket_of, sent_by_fsdp2, whole_weights
-from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, vllm_weight_bytes, weight_bytes
+from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, weight_bytes
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.task_rules import OF_SWIFT
@@ -188,7 +189,7 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
 
 
 def _verl_generation(step: Step) -> Iterator[RolloutPhase]:
-    """A generation by verl's vLLM: what it took goes back to the driver when it sleeps."""
+    """A generation by verl's vLLM or SGLang: what it took goes back to the driver when it sleeps."""
     if vllm.sleeps(step.job):
         yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
     yield _sent_by_verl(step)
@@ -211,10 +212,10 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
     whole, layer = factor * weight_bytes(step), factor * gathered_bytes(step)
     alone = job.num_gpus == 1  # a full state dict, which clones; nothing is gathered (_state_dict_utils.py)
     layer = 0 if alone else layer
-    bucket = bucket_of(step)
-    awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
+    bucket = sent_bucket(step) if job.verl.engine == "sglang" else bucket_of(step)
+    awake = vllm_awake(step)[:1] if vllm.sleeps(job) else []
     if job.fsdp.version == 2:
-        kinds, events, needs = sent_by_fsdp2(step)
+        kinds, events, needs = sent_by_fsdp2(step, bucket)
     elif job.method == "full":
         gathered = Storage(layer, "communication", "weights gathered for a state dict")
         own = Storage(ceil_div(whole, job.num_gpus // job.fsdp.replicas), "communication", "state dict: own parts")

@@ -203,7 +203,7 @@ def _not_compared(job: Job) -> list[str]:
             *(older if job.verl.head_in_root else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
             f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code: of 0.7.1 on one GPU,"
-            " of 0.9.1 on two emulated GPUs; what vLLM takes follows its source",
+            f" of 0.9.1 on two emulated GPUs; what {job.verl.engine_name} takes follows its source",
         ]
     if job.runs_openrlhf:
         return [

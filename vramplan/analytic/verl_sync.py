@@ -41,10 +41,11 @@ def whole_weights(step: Step, own: int = 0) -> list[Storage]:
     staged = [ceil_div(size, own) if own else 0 for size in sizes]
     pairs = ((before, size, rows) for (before, size), rows in zip(pairwise([0, *sizes]), staged, strict=True))
     before, size, rows = max(pairs, key=sum)
+    engine = step.job.verl.engine_name
     found = [
-        Storage(before, "communication", "a whole weight on its way to vLLM"),
-        Storage(rows, "communication", "own rows of the next weight on its way to vLLM"),
-        Storage(size, "communication", "the next whole weight on its way to vLLM"),
+        Storage(before, "communication", f"a whole weight on its way to {engine}"),
+        Storage(rows, "communication", f"own rows of the next weight on its way to {engine}"),
+        Storage(size, "communication", f"the next whole weight on its way to {engine}"),
     ]
     return [one for one in found if one.num_bytes]
 
@@ -53,7 +54,7 @@ def _layer_of(one: Placed) -> int | None:
     return one.layer
 
 
-def sent_by_fsdp2(step: Step) -> Sent:
+def sent_by_fsdp2(step: Step, bucket: Storage) -> Sent:
     """What a sending takes: ``DTensor.full_tensor()`` of each weight, or of each weight of the adapters.
 
     Own rows that wait in host memory are staged one after another; of adapters all are on the GPU, and so they are
@@ -61,6 +62,6 @@ def sent_by_fsdp2(step: Step) -> Sent:
     """
     job = step.job
     waits = job.offload == "all" or (job.verl.param_offload and job.method == "full" and not job.verl.stages_all)
-    kinds = [bucket_of(step), *whole_weights(step, job.num_gpus if waits else 0)]
+    kinds = [bucket, *whole_weights(step, job.num_gpus if waits else 0)]
     numbers: Sequence[int] = range(len(kinds))
     return Sent(kinds, [*numbers, *(~number for number in numbers)], () if waits else ("weights",))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
+from vramplan.analytic.sglang_rollout import sglang_awake, sglang_held
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.unfolded_step import Placed, Step
 from vramplan.inputs.job import Job
@@ -39,12 +40,16 @@ def weight_bytes(step: Step) -> int:
 
 def vllm_held(step: Step) -> list[Storage]:
     """What vLLM on the same GPUs holds all the time."""
+    if step.job.verl.engine == "sglang":
+        return sglang_held(step, vllm_weight_bytes(step.job, step.placed))
     return [vllm.asleep()] if vllm.sleeps(step.job) else vllm_awake(step)
 
 
 def vllm_awake(step: Step) -> list[Storage]:
     """What it takes while it is awake; see :func:`vramplan.memory.vllm.awake`."""
     job = step.job
+    if job.verl.engine == "sglang":
+        return sglang_awake(step, vllm_weight_bytes(job, step.placed))
     return vllm.awake(job, step.card, vllm_weight_bytes(job, step.placed), job.vllm_weights == "shared")
 
 

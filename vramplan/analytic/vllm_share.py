@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from vramplan.analytic import sglang_rollout
 from vramplan.analytic.layers.context import LayerKind, heads_of
 from vramplan.analytic.prepare import prepare
 from vramplan.analytic.step_inputs import StepSpec
@@ -16,6 +17,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.memory import sglang
 from vramplan.memory.vllm import requested_bytes
 from vramplan.units import DTYPE_BYTES, GiB, ceil_div, format_bytes
 
@@ -28,6 +30,10 @@ BATCHED = 4096
 ACTIVATIONS = GiB
 """What vLLM's activations and CUDA graphs rarely need less than: 1.4 GiB in its own logs of 7B models ("PyTorch
 activation peak memory takes 1.42GiB", vllm/worker/worker.py: determine_num_available_blocks)."""
+SGLANG_ASLEEP = (
+    "{size} are counted for what SGLang keeps while the model trains, CUDA graphs above all: as much as was reported of"
+    " others' runs, not measured"
+)
 SHORT_TEXT = 256
 """Tokens of a text below which a shorter one is not proposed."""
 
@@ -41,6 +47,8 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
         ConfigError: in vLLM's words, with the least share that holds both; activations and CUDA graphs need more.
         VramplanError: for a job that cannot run or is not modelled.
     """
+    if job.verl.engine == "sglang":
+        return [SGLANG_ASLEEP.format(size=format_bytes(sglang.asleep_bytes(job, gpu)))]  # its weights are checked later
     weights, cache, longest = least_bytes(spec, job, gpu)
     requested = requested_bytes(job, gpu)
     left = requested - weights - cache
@@ -78,6 +86,8 @@ def least_share(spec: ModelSpec, job: Job, gpu: Gpu) -> int:
         VramplanError: for a job that cannot run or is not modelled.
     """
     weights, cache, _ = least_bytes(spec, job, gpu)
+    if job.verl.engine == "sglang":
+        return sglang_rollout.least_share(job, gpu, weights)
     return min(100, _hundredths(weights + cache, gpu))
 
 

@@ -72,6 +72,15 @@ class Verl(Record):
     """Adapters: whether a layer at a time is gathered to send them to vLLM, and not the whole model."""
     bucket_mib: int = field(default=2048, gt=0, le=1 << 20)
     """MiB of the bucket in which weights go to vLLM (``update_weights_bucket_megabytes``)."""
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """What generates (``rollout.name``); the job's fields of vLLM are SGLang's as well."""
+    eager: bool = False
+    """Whether SGLang has no CUDA graphs (``rollout.enforce_eager``)."""
+
+    @property
+    def engine_name(self) -> str:
+        """The name of what generates, as its authors write it."""
+        return {"vllm": "vLLM", "sglang": "SGLang"}[self.engine]
 
     @property
     def in_host_memory(self) -> tuple[str, ...]:

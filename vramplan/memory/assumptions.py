@@ -192,7 +192,7 @@ def _describe_verl(job: Job) -> str:
         texts.append(f"{waiting} in host memory while they are not needed")
     if job.verl.critic is not None:
         texts.append(_describe_critic(job.verl.critic))
-    return ", ".join(texts).format(share=job.vllm_share)
+    return ", ".join(texts).format(share=job.vllm_share).replace("vLLM", job.verl.engine_name)
 
 
 def _describe_critic(critic: Critic) -> str:

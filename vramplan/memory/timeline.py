@@ -27,11 +27,13 @@ CATEGORIES = (
     "communication",
     "vllm_weights",
     "vllm",
+    "sglang_weights",
+    "sglang",
     "context",
     "reserved_unused",
 )
 """Uses of memory. `context` (CUDA, NCCL) lies outside of PyTorch; `vllm_weights` are vLLM's on the same GPU, `vllm` is
-all else that it holds there; `reserved_unused` is cached by PyTorch's allocator."""
+all else that it holds there, and likewise SGLang's; `reserved_unused` is cached by PyTorch's allocator."""
 
 BLOCK_BYTES = 512
 """Allocations are rounded up to this (c10/cuda/CUDACachingAllocator.cpp: kMinBlockSize, torch 2.13)."""

@@ -68,4 +68,6 @@ def fixed_bytes(job: Job, gpu: Gpu) -> int:
     """Bytes that are known without an estimate, and so need no safety margin: with weights that vLLM shares."""
     if not is_colocated(job):
         return 0
+    if job.verl.engine == "sglang":
+        return 0  # its share is of what is free, and what stays of it is not known to the byte
     return ASLEEP_BYTES if sleeps(job) else requested_bytes(job, gpu)

@@ -239,7 +239,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     if is_colocated(job) and job.generate_with == "vllm" and not job.expandable_segments:
         lever(
             "--generate-with vllm_sleep",
-            "vLLM gives its memory back while the model trains",
+            f"{job.verl.engine_name} gives its memory back while the model trains",
             "time",
             generate_with="vllm_sleep",
         )
@@ -257,8 +257,12 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             "time, host RAM",
             rollout_offload="all",
         )
+    if job.runs_verl and job.verl.engine == "sglang" and not job.verl.eager:
+        eager = job.verl.model_copy(update={"eager": True})
+        lever("enforce_eager", "SGLang keeps no CUDA graphs while the model trains", "time", verl=eager)
     for change, verl in job.verl.offloads().items() if job.runs_verl else ():
-        lever(change, "it waits in host memory while vLLM generates", "time, host RAM", verl=verl)
+        why = f"it waits in host memory while {verl.engine_name} generates"
+        lever(change, why, "time, host RAM", verl=verl)
     if job.runs_verl and job.batches != "packed" and (fewer := job.verl.fewer_scored(job.sequence_length)):
         *milder_batches, least = ({"verl": verl} for verl in fewer)
         why = "fewer completions are scored at a time"
@@ -266,7 +270,7 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
     shares = _smaller_shares(spec, job, gpu, need_bytes)
     if shares:
         *milder, share = ({"vllm_share": share} for share in shares)
-        why = "vLLM keeps fewer tokens at a time"
+        why = f"{job.verl.engine_name} keeps fewer tokens at a time"
         levers.append(Lever(f"--vllm-share {shares[-1]:g}", why, "time", share, milder=tuple(milder)))
     if job.sequence_length >= 1024:
         shorter = job.sequence_length // 2

@@ -29,6 +29,8 @@ CATEGORIES = {
     "communication": ("communication", "bright_blue"),
     "vllm_weights": ("vLLM's weights", "bright_red"),
     "vllm": ("vLLM's cache, graphs", "bright_magenta"),
+    "sglang_weights": ("SGLang's weights", "bright_red"),
+    "sglang": ("SGLang's cache, graphs", "bright_magenta"),
     "context": ("CUDA context, NCCL", "red"),
     "reserved_unused": ("cached by PyTorch", "white"),
 }

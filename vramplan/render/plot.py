@@ -22,6 +22,8 @@ COLOURS = {
     "context": "#8c564b",
     "vllm_weights": "#9c3d5f",
     "vllm": "#d67195",
+    "sglang_weights": "#9c3d5f",
+    "sglang": "#d67195",
     "parameter": "#4c78a8",
     "optimizer_state": "#b279a2",
     "communication": "#72b7b2",

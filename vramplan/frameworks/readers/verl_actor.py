@@ -13,7 +13,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
-from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl
+from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
 from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_nearest import nearest_settings
@@ -92,7 +92,8 @@ def read(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
 def _reasons(config: ConfigReader, version: str) -> list[str]:
     """What of a configuration is not modelled."""
     of_critic = verl_critic.not_modelled(config, version) if verl_rl.has_critic(config) else ()
-    return [*verl_rl.named(config), *_not_modelled(config, version), *of_critic]
+    of_sglang = verl_sglang.not_modelled(config, version)
+    return [*verl_rl.named(config), *_not_modelled(config, version), *of_sglang, *of_critic]
 
 
 def _modelled(config: ConfigReader, framework_version: str | None) -> ParsedConfig:
@@ -132,7 +133,8 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         **_engine(config, version, gpus),
         "verl": _verl(config, version, batch)
         | _groups(config, version, sharded_by)
-        | _critic(config, version, gpus, has_critic),
+        | _critic(config, version, gpus, has_critic)
+        | verl_sglang.engine(config),
         # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
         **allocator_settings(config, expandable=at_least(version, "0.6")),
     }
@@ -156,7 +158,8 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         f"{version} ({where})",
         _model(config),
         job,
-        _names(config, batch) | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job)},
+        _names(config, batch)
+        | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job) | verl_sglang.eager_keys(job["verl"])},
         config.notes,
         task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",

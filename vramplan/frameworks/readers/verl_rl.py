@@ -23,6 +23,8 @@ from vramplan.units import ceil_div, round_up
 PROGRAM, SECTION = "main_ppo", "actor_rollout_ref"
 ACTOR, MODEL, ROLLOUT, REF = (f"{SECTION}.{part}." for part in ("actor", "model", "rollout", "ref"))
 BUDGET, MICRO_BATCH = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
+ENGINES = ("vllm", "sglang")
+"""What may generate (``rollout.name``)."""
 TENSOR_PARALLEL = f"{ROLLOUT}tensor_model_parallel_size"
 MINI_BATCH, GENERATIONS = f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"
 STRATEGY = f"{ACTOR}strategy"
@@ -181,11 +183,11 @@ def named(config: ConfigReader) -> Iterator[str]:
         if config.lowercase(name, default="fsdp") not in modelled:
             yield str(config.unsupported(name))
     rollout = f"{ROLLOUT}name"
-    if config.lowercase(rollout, default="vllm") != "vllm":
-        yield str(config.unsupported(rollout, "is not modelled yet (the nearest estimate has vLLM)"))
+    if config.lowercase(rollout, default="vllm") not in ENGINES:
+        yield str(config.unsupported(rollout, f"is not modelled yet; modelled: {', '.join(ENGINES)}"))
     for name in (f"{ACTOR}ulysses_sequence_parallel_size", f"{ACTOR}fsdp_config.ulysses_sequence_parallel_size"):
         if config.integer(name, default=1) > 1:
-            yield str(config.unsupported(name))
+            yield str(config.unsupported(name, f"is not modelled yet; modelled: 1 (--set {name}=1 answers for that)"))
 
 
 def _budget_text(config: ConfigReader, model: str) -> str:

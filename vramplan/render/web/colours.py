@@ -17,6 +17,8 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "reserved_unused": "cached",
         "vllm_weights": "vllm-weights",
         "vllm": "vllm",
+        "sglang_weights": "vllm-weights",
+        "sglang": "vllm",
         "context": "context",
     }
 )
@@ -33,6 +35,8 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         "reserved_unused": "overhead",
         "vllm_weights": "overhead",
         "vllm": "overhead",
+        "sglang_weights": "overhead",
+        "sglang": "overhead",
         "context": "overhead",
     }
 )
