@@ -1,4 +1,4 @@
-"""LLaMA-Factory's trainers under ZeRO and FSDP against the estimates (tests/llamafactory_sharing_runs.jsonl)."""
+"""LLaMA-Factory's and ms-swift's trainers under ZeRO and FSDP against the estimates (recorded by their modules)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import swift_sharing
 from tests.llamafactory_sharing import recorded
 from tests.recorded_runs import job_of
 from tests.test_trl_sharing import errors_of
@@ -33,6 +34,12 @@ def test_peaks_agree_with_llamafactory() -> None:
     assert len(errors) >= 20
     assert max(errors) <= WORST
     assert median(errors) <= MEDIAN
+
+
+def test_peaks_agree_with_swift() -> None:
+    errors = [error for row in swift_sharing.recorded() for error in errors_of(row).values()]
+    assert len(errors) >= 3
+    assert max(errors) <= MEDIAN
 
 
 def test_what_stops_or_was_not_compared_is_refused() -> None:
