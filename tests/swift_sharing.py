@@ -1,4 +1,4 @@
-"""Runs of ms-swift's trainers with images under ZeRO-3 on emulated GPUs, in tests/swift_sharing_runs.jsonl.
+"""Runs of ms-swift's trainers under ZeRO-3, most with images, on emulated GPUs, in tests/swift_sharing_runs.jsonl.
 
 `python -m tests.swift_sharing` runs those that the file lacks, as `tests.trl_sharing` does, where ms-swift 4.6 and trl
 0.29.1 are installed.
@@ -13,19 +13,20 @@ from typing import Any
 from tests.recorded_runs import rows_of
 from tests.swift_runs import VERSION
 from tests.trl_seeing_runs import WHOLE, case
-from tests.trl_sharing import STRATEGIES, record_missing
+from tests.trl_sharing import SHALLOW, SMALL, STRATEGIES, record_missing
 
 RUNS = Path(__file__).parent / "swift_sharing_runs.jsonl"
 LOSS = "logits_to_keep"
-
-
 SHARED: dict[str, Any] = {"num_gpus": 2, **STRATEGIES["zero3"], "reentrant": True}
 GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True, "zero": {"prefetch_bucket_size": 0}}
 """Without prefetching, which GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """All runs: the family of the model, and the job."""
+    """All runs: the model, or the family of one that sees, and the job."""
+    for task in ("dpo", "kto"):
+        text = {**SMALL, "task": task, "loss": LOSS, "method": "full", **STRATEGIES["zero3"]}
+        yield {"trl": VERSION, "model": SHALLOW[0], "config": SHALLOW[1], "job": text}
     for job in ({"task": "dpo"}, GRPO):
         for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
             row = case("qwen2_5_vl", {**SHARED, "method": method, **job, **parts}, LOSS)

@@ -1,4 +1,4 @@
-"""One rank of ms-swift's DPO or GRPO trainer under ZeRO on an emulated GPU, with images if the job has them."""
+"""One rank of ms-swift's DPO, KTO or GRPO trainer under ZeRO on an emulated GPU, with images if the job has them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from vramplan.torch_backend.model.build import from_config
 
 SETUPS: dict[tuple[str, bool], type[Setup]] = {
     ("dpo", False): Swift,
+    ("kto", False): Swift,
     ("dpo", True): SeeingSwift,
     ("grpo", False): SwiftGrpo,
     ("grpo", True): SeeingSwiftGrpo,
