@@ -9,7 +9,7 @@ from vramplan.analytic.layers.lora_targets import check_targets
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.validation import are_linear
+from vramplan.inputs.validation import OLDER_UNKNOWN, are_linear
 
 NARROW = {
     "score", "classifier", "out_proj", "shared_expert_gate", "gate", "in_proj_a", "in_proj_b", "in_proj_ba",
@@ -41,12 +41,6 @@ def check_mixture(job: Job, routers: Collection[str], runs_grouped: bool, patter
             f"{setting('vision', 'lora')}, {setting('projector', 'lora')}: PEFT takes all-linear for names here, which"
             f" convolutions have too; {setting('by', 'trace')} runs it"
         )
-
-
-OLDER_UNKNOWN = (
-    "minimax_m2", "laguna", "mellum", "solar_open", "exaone_moe", "afmoe",
-)  # fmt: skip
-"""Mixtures of which transformers 4.57 has no class; what their own code did is not described."""
 
 
 ALWAYS_STACKED = ("gpt_oss", "qwen3_vl_moe", "llama4")

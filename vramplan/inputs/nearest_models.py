@@ -38,7 +38,10 @@ WITHOUT_TEXT: dict[str, tuple[str, str]] = {
     "moonshine": ("its convolutions and rotary layers differ from", "openai/whisper-tiny"),
 }
 """The same of models of sound: what keeps them from being the nearest one, which is named behind it."""
-UNLIKE: dict[str, str] = {"dia": "its decoder of codebooks is not modelled"}
+UNLIKE: dict[str, str] = {
+    "dia": "its decoder of codebooks is not modelled",
+    "dbrx": "its experts take turns, which a trace cannot follow without data",
+}
 """Why models that none comes near are refused."""
 MEASURE = "measure a step of the longest sample with torch.cuda.max_memory_reserved()"
 

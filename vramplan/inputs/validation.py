@@ -21,6 +21,10 @@ LINEAR_EXPERTS = frozenset(
     }
 )
 """Architectures whose experts were separate linear layers before transformers 5 (4.57, modeling_<type>.py)."""
+OLDER_UNKNOWN = frozenset(
+    {"minimax_m2", "laguna", "mellum", "solar_open", "exaone_moe", "afmoe", "cohere2_moe", "hy_v3"}
+)
+"""Mixtures of which transformers 4.57 has no class; what their own code did is not described."""
 
 
 def are_linear(spec: ModelSpec, job: Job) -> bool:

@@ -31,7 +31,7 @@ from vramplan.inputs.model_names import named_model
 from vramplan.inputs.model_spec import Config, ModelSpec
 from vramplan.inputs.peft_targets import default_targets
 from vramplan.inputs.sequence_length import max_positions
-from vramplan.inputs.validation import LINEAR_EXPERTS
+from vramplan.inputs.validation import LINEAR_EXPERTS, OLDER_UNKNOWN
 
 
 def read(found: DetectedConfig, num_gpus: int, version: str | None = None) -> ParsedConfig:
@@ -125,7 +125,7 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     dropped = set() if takes_images else {"max_pixels", "min_pixels", "max_tiles"}
     if spec.model_type not in TOWER_MODULES:
         dropped |= {"vision", "projector"}
-    if spec.model_type not in LINEAR_EXPERTS:
+    if spec.model_type not in LINEAR_EXPERTS | OLDER_UNKNOWN:
         dropped.add("experts")
     if job["method"] == "full":
         dropped |= {name for name in job if name.startswith("lora_")}

@@ -19,6 +19,8 @@ ARCHITECTURES: LazyTable[Architecture] = LazyTable(
         "exaone_moe": "exaone_moe",
         "flex_olmo": "flex_olmo",
         "afmoe": "afmoe",
+        "cohere2_moe": "cohere2_moe",
+        "hy_v3": "hy_v3",
         "bamba": "bamba",
         "bitnet": "bitnet",
         "jais2": "jais2",
