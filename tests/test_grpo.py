@@ -13,7 +13,7 @@ from tests.trl_grpo import recorded
 from tests.trl_runs import GPU
 from vramplan import estimate, suggest
 from vramplan.analytic.generation import generation
-from vramplan.analytic.vllm_share import least_bytes
+from vramplan.analytic.rollout.vllm_share import least_bytes
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu
 from vramplan.inputs.job import Job

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.helpers import spec_of
 from tests.trl_grpo_trace import GrpoRun
-from vramplan.analytic.rollout_phases import generates_each_micro_step, steps_per_generation
+from vramplan.analytic.rollout.phases import generates_each_micro_step, steps_per_generation
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model.build import from_config

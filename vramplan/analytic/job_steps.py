@@ -12,16 +12,16 @@ from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
 from vramplan.analytic.mixed_batches import BatchShape, Pieces, mixed
-from vramplan.analytic.openrlhf_critic import Critic, critic_job, critic_of
 from vramplan.analytic.prepare import fused_kernels, prepare
-from vramplan.analytic.reward_model import check_vocabulary, reward_notes
-from vramplan.analytic.rollout_phases import Generated, rollout_size
+from vramplan.analytic.rollout.openrlhf_critic import Critic, critic_job, critic_of
+from vramplan.analytic.rollout.phases import Generated, rollout_size
+from vramplan.analytic.rollout.reward_model import check_vocabulary, reward_notes
+from vramplan.analytic.rollout.vllm_share import check_share
 from vramplan.analytic.run_timeline import SimulatedRun, evaluation_bytes
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.supported_adapters import check_adapters, check_mixture, mixture_notes
 from vramplan.analytic.unfolded_step import Step, describe_in, is_brief, micro_steps, no_cycle_collection
 from vramplan.analytic.value_model import value_model_of
-from vramplan.analytic.vllm_share import check_share
 from vramplan.dataclass import dataclass
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch

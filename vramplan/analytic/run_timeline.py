@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vramplan.analytic.autograd.tape import EMPTIES_CACHE
 from vramplan.analytic.layer_folding import Unfolded
-from vramplan.analytic.openrlhf_critic import Critic, critic_phases
-from vramplan.analytic.reward_model import reward_adapters, reward_weights
-from vramplan.analytic.rollout_phases import (
-    Generated,
-    RolloutPhase,
-    generates_each_micro_step,
-    later_images,
-    rollout_phases,
-)
-from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring
+from vramplan.analytic.rollout.colocated_vllm import VllmRollout, vllm_held
+from vramplan.analytic.rollout.openrlhf_critic import Critic, critic_phases
+from vramplan.analytic.rollout.phase import RolloutPhase
+from vramplan.analytic.rollout.phases import Generated, generates_each_micro_step, later_images, rollout_phases
+from vramplan.analytic.rollout.reward_model import reward_adapters, reward_weights
+from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring
+from vramplan.analytic.rollout.trl_ppo import value_rollout
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.unfolded_step import Step, buffers_of
-from vramplan.analytic.value_rollout import value_rollout
-from vramplan.analytic.vllm_rollout import VllmRollout, vllm_held
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
@@ -192,7 +187,7 @@ class SimulatedRun:
         beside, sleeps = None, self.step.job.openrlhf.sleeps
         if self.critic is not None:
             record.allocate_all(self.critic.held(sleeps))
-            rollouts += [RolloutPhase(*phase).emptied() for phase in critic_phases(self.critic, sleeps)]
+            rollouts += critic_phases(self.critic, sleeps)
             beside = None if sleeps else self.critic.trained(sleeps)
         if (later := later_images(self.step)) is not None:
             record.allocate(later)

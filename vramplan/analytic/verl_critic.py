@@ -12,9 +12,10 @@ from dataclasses import replace
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.layer_folding import FoldPlan
 from vramplan.analytic.prepare import fused_kernels, lay_out
-from vramplan.analytic.rollout_phases import CriticPhases, RolloutPhase
+from vramplan.analytic.rollout.phase import RolloutPhase
+from vramplan.analytic.rollout.phases import CriticPhases
+from vramplan.analytic.rollout.sharded_scoring import POLICY, ShardedScoring, scored_step
 from vramplan.analytic.run_timeline import SimulatedRun
-from vramplan.analytic.sharded_scoring import POLICY, ShardedScoring, scored_step
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.supported import check_model

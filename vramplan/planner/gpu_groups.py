@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.vllm_share import ACTIVATIONS, least_bytes
+from vramplan.analytic.rollout.vllm_share import ACTIVATIONS, least_bytes
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.frameworks.gpu_groups import GpuGroup

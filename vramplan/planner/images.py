@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vramplan.analytic import vllm_share
+from vramplan.analytic.rollout import vllm_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnknownNameError, setting
 from vramplan.inputs.gpu import Gpu

@@ -8,8 +8,8 @@ from math import ceil, gcd
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
+from vramplan.analytic.rollout.vllm_share import least_share
 from vramplan.analytic.supported import fuses_head
-from vramplan.analytic.vllm_share import least_share
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
 from vramplan.inputs.catalog import find_gpu

@@ -13,18 +13,12 @@ from dataclasses import replace
 
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, unfolded_of
-from vramplan.analytic.reward_model import scored
-from vramplan.analytic.rollout_phases import (
-    DECODED,
-    Generated,
-    RolloutPhase,
-    emptied_cache,
-    generating,
-    recorded_phase,
-)
+from vramplan.analytic.rollout.phase import RolloutPhase, emptied_cache
+from vramplan.analytic.rollout.phases import DECODED, Generated, generating, recorded_phase
+from vramplan.analytic.rollout.reward_model import scored
+from vramplan.analytic.rollout.value_phases import simulate_reference, simulate_values
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.unfolded_step import Step
-from vramplan.analytic.value_phases import simulate_reference, simulate_values
 from vramplan.inputs.job import Job
 from vramplan.memory.generation import GenerationRun
 from vramplan.memory.recorder import Recorder
@@ -116,5 +110,5 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     yield recorded_phase(step, "scoring", simulate_reference(step.setting, "scoring", rows), step.setting)
     yield emptied_cache("scoring")
     yield recorded_phase(step, "scoring", simulate_values(values, "scoring", rows), values)
-    yield RolloutPhase("reward", *scored(step.job, step.card, rows))
+    yield scored(step.job, step.card, rows)
     yield emptied_cache("reward")

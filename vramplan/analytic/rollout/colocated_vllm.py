@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from vramplan.analytic.sglang_rollout import sglang_awake, sglang_held
+from vramplan.analytic.rollout.colocated_sglang import sglang_awake, sglang_held
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.unfolded_step import Placed, Step
 from vramplan.inputs.job import Job

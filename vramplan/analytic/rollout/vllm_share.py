@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import ceil
 
-from vramplan.analytic import sglang_rollout
 from vramplan.analytic.layers.context import LayerKind, heads_of
 from vramplan.analytic.prepare import prepare
+from vramplan.analytic.rollout import colocated_sglang
+from vramplan.analytic.rollout.colocated_vllm import vllm_weight_bytes
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import record_of
 from vramplan.analytic.train_step import declare
 from vramplan.analytic.unfolded_step import Step
-from vramplan.analytic.vllm_rollout import vllm_weight_bytes
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -87,7 +87,7 @@ def least_share(spec: ModelSpec, job: Job, gpu: Gpu) -> int:
     """
     weights, cache, _ = least_bytes(spec, job, gpu)
     if job.verl.engine == "sglang":
-        return sglang_rollout.least_share(job, gpu, weights)
+        return colocated_sglang.least_share(job, gpu, weights)
     return min(100, _hundredths(weights + cache, gpu))
 
 

@@ -7,80 +7,34 @@ a micro-batch at a time (trainer/grpo_trainer.py: _generate_and_score_completion
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from vramplan.analytic import openrlhf_rollout, ppo_phases
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, decode_without_cache, unfolded_of
 from vramplan.analytic.layer_folding import unfold
-from vramplan.analytic.reward_model import reward_gathered_bytes, scored, sharded_step
-from vramplan.analytic.sglang_rollout import sent_bucket
-from vramplan.analytic.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
+from vramplan.analytic.rollout import openrlhf, ppo_phases
+from vramplan.analytic.rollout.colocated_vllm import VllmRollout, packs_weights, weight_bytes
+from vramplan.analytic.rollout.phase import RolloutPhase, emptied_cache
+from vramplan.analytic.rollout.reward_model import reward_gathered_bytes, scored, sharded_step
+from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
+from vramplan.analytic.rollout.verl import verl_generation
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
 from vramplan.analytic.strategies import gathered_bytes, passing_bytes
 from vramplan.analytic.train_step import simulate_scoring
 from vramplan.analytic.unfolded_step import Step, describe_in
-from vramplan.analytic.verl_sync import bucket_of, sent_by_fsdp2, whole_weights
-from vramplan.analytic.vllm_rollout import VllmRollout, packs_weights, vllm_awake, weight_bytes
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL, MAX_COUNT, ROLLOUTS
 from vramplan.inputs.task_rules import OF_SWIFT
-from vramplan.memory import passes, vllm
+from vramplan.memory import vllm
 from vramplan.memory.generation import GenerationRun
-from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import EMPTY_CACHE, Storage, rounded_bytes
+from vramplan.memory.timeline import Storage, rounded_bytes
 from vramplan.units import DTYPE_BYTES, ceil_div
 
 DECODED, WHOLE = 256, 32
 """Forwards of one token, and of all tokens so far, that are simulated; of more, each stands for several."""
-
-
-class RolloutPhase(NamedTuple):
-    """Events in front of an optimizer step, none of whose storages outlives it."""
-
-    name: str
-    kinds: list[Storage]
-    kind_of: array[int]
-    """The number of each storage's kind."""
-    events: array[int]
-    """Numbers of the phase's own storages."""
-    needs: tuple[str, ...] = ("weights",)
-    """What of the model is on the GPU meanwhile, of what may wait in host memory."""
-
-    def record(self, record: Recorder, known: dict[int, int]) -> None:
-        """Add the events to a run; `known` has the first kind of each phase that was added before."""
-        record.enter(self.name)
-        first = known.setdefault(id(self), len(record.kinds))
-        if first == len(record.kinds):
-            record.add_kinds(self.kinds)
-        record.extend(self.events, record.splice(passes.shifted(self.kind_of, first)))
-
-    def beside(self, storage: Storage) -> RolloutPhase:
-        """The phase with a storage that lives from its beginning to its end."""
-        number, kind = len(self.kind_of), len(self.kinds)
-        return self._replace(
-            kinds=[*self.kinds, storage],
-            kind_of=self.kind_of + array("i", [kind]),
-            events=array("i", [number, *self.events, ~number]),
-        )
-
-    def emptied(self) -> RolloutPhase:
-        """The phase with ``torch.cuda.empty_cache`` behind it."""
-        number, kind = len(self.kind_of), len(self.kinds)
-        return self._replace(
-            kinds=[*self.kinds, EMPTY_CACHE],
-            kind_of=self.kind_of + array("i", [kind]),
-            events=self.events + array("i", [number, ~number]),
-        )
-
-
-def emptied_cache(phase: str) -> RolloutPhase:
-    """``torch.cuda.empty_cache`` in a phase."""
-    return RolloutPhase(phase, [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
 
 
 class CriticPhases(NamedTuple):
@@ -181,58 +135,11 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
             generated[key] = _gathered(step, made, whole=True)
         yield generated[key]
     elif job.runs_verl:
-        yield from _verl_generation(step)
+        yield from verl_generation(step)
     elif job.runs_openrlhf:
-        yield from (RolloutPhase(*stretch) for stretch in openrlhf_rollout.stretches(step))
+        yield from openrlhf.generation(step)
     elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none" or packs_weights(job):
         yield VllmRollout(step)
-
-
-def _verl_generation(step: Step) -> Iterator[RolloutPhase]:
-    """A generation by verl's vLLM or SGLang: what it took goes back to the driver when it sleeps."""
-    if vllm.sleeps(step.job):
-        yield RolloutPhase("generation", [EMPTY_CACHE], array("i", [0]), array("i", [0, ~0]))
-    yield _sent_by_verl(step)
-    if vllm.sleeps(step.job):
-        kinds = [*vllm_awake(step), EMPTY_CACHE]
-        last = len(kinds) - 1
-        taken = [*range(last), *(~number for number in range(last)), last, ~last]
-        yield RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", taken), needs=())
-
-
-def _sent_by_verl(step: Step) -> RolloutPhase:
-    """The weights on their way to vLLM, gathered in their stored dtype (verl 0.9.1).
-
-    Of all weights a sharded state dict, which copies the own parts (torch 2.13, distributed/fsdp/_shard_utils.py:
-    _create_chunk_dtensor), then one whole weight at a time beside the bucket; of adapters what is gathered to take them
-    out (workers/engine/fsdp/transformer_impl.py: get_per_tensor_param; utils/fsdp_utils.py: collect_lora_params).
-    """
-    job, needs = step.job, RolloutPhase._field_defaults["needs"]
-    factor = DTYPE_BYTES[job.dtype] // DTYPE_BYTES[job.computed_dtype or job.dtype]
-    whole, layer = factor * weight_bytes(step), factor * gathered_bytes(step)
-    alone = job.num_gpus == 1  # a full state dict, which clones; nothing is gathered (_state_dict_utils.py)
-    layer = 0 if alone else layer
-    bucket = sent_bucket(step) if job.verl.engine == "sglang" else bucket_of(step)
-    awake = vllm_awake(step)[:1] if vllm.sleeps(job) else []
-    if job.fsdp.version == 2:
-        kinds, events, needs = sent_by_fsdp2(step, bucket)
-    elif job.method == "full":
-        gathered = Storage(layer, "communication", "weights gathered for a state dict")
-        own = Storage(ceil_div(whole, job.num_gpus // job.fsdp.replicas), "communication", "state dict: own parts")
-        kinds = [gathered, own, bucket, *whole_weights(step)]
-        sent = range(2, len(kinds))
-        events = [0, 1, ~0, *sent, *(~number for number in sent), ~1]
-    else:
-        size = layer if job.verl.layered_summon or alone else whole
-        kinds, events = (
-            [Storage(size, "communication", "weights gathered to take adapters out"), bucket],
-            [0, ~0, 1, ~1],
-        )
-    number = len(kinds)
-    events = [number, *events, ~number] if awake else events
-    kinds = [*kinds, *awake, EMPTY_CACHE]
-    last = len(kinds) - 1
-    return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]), needs)
 
 
 GENERATORS = {"student": ("student",), "teacher": ("teacher",), "both": ("student", "teacher")}
@@ -317,7 +224,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
 def _scored_by_ppo(step: Step) -> Iterator[RolloutPhase]:
     """The forwards of PPO without gradients; the reference's has no more than the policy's."""
     if step.job.reward_model is not None:
-        yield RolloutPhase("reward", *scored(step.job, step.card, step.job.micro_batch_size))
+        yield scored(step.job, step.card, step.job.micro_batch_size)
     if step.job.reward_adapters:
         yield recorded_phase(step, "reward", ppo_phases.simulate_rewards(step.setting), step.setting)
     yield emptied_cache("scoring")  # batched_forward_pass begins with it
@@ -348,7 +255,7 @@ def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase | Sharde
         return
     key = "reward", rows, step.card.name
     if key not in generated:
-        phase = RolloutPhase("reward", *scored(at_once, step.card, rows))
+        phase = scored(at_once, step.card, rows)
         gathered = reward_gathered_bytes(job, step.card)
         if gathered:
             phase = phase.beside(Storage(gathered, "communication", "reward model's weights, gathered"))

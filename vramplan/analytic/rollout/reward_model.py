@@ -9,24 +9,24 @@ and scores a micro-batch at a time. TRL's PPO calls what is below the head (1.9,
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.batch import Batch
 from vramplan.analytic.layer_folding import FoldPlan, unfold
-from vramplan.analytic.ppo_phases import simulate_rewards
 from vramplan.analytic.prepare import prepare
-from vramplan.analytic.sharded_scoring import REWARD
+from vramplan.analytic.rollout.phase import RolloutPhase
+from vramplan.analytic.rollout.ppo_phases import simulate_rewards
+from vramplan.analytic.rollout.sharded_scoring import REWARD
+from vramplan.analytic.rollout.value_phases import simulate_values
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord, record_of
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.tasks.reward import rewards_of
 from vramplan.analytic.train_step import new_modules
 from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
-from vramplan.analytic.value_phases import simulate_values
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
     from vramplan.inputs.job_values import Attention
 
 PHASE = "reward"
-
-
-class Scored(NamedTuple):
-    """The forward of a reward model, for a timeline."""
-
-    kinds: list[Storage]
-    kind_of: array[int]
-    events: array[int]
 
 
 def of_llamafactory(job: Job) -> bool:
@@ -158,7 +150,7 @@ def reward_adapters(step: Step) -> list[Storage]:
     return [replace(one, label=f"reward model's {one.label}") for one in own]
 
 
-def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
+def scored(job: Job, gpu: Gpu, rows: int) -> RolloutPhase:
     """The forward that scores all texts of a generation."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)
     record = _simulate(setting_of, rows, job)
@@ -168,7 +160,7 @@ def scored(job: Job, gpu: Gpu, rows: int) -> Scored:
         describe_in(setting_of, record, unfolded.section_of, number, info.on(gpu))
         for number, info in enumerate(record.storages)
     ]
-    return Scored(kinds, unfolded.source, unfolded.events)
+    return RolloutPhase("reward", kinds, unfolded.source, unfolded.events)
 
 
 def sharded_step(job: Job, gpu: Gpu, rows: int) -> Step:

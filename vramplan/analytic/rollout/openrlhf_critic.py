@@ -7,9 +7,9 @@ cache back after it scored or trained.
 
 from __future__ import annotations
 
-from array import array
 from typing import NamedTuple
 
+from vramplan.analytic.rollout.phase import RolloutPhase, at_once
 from vramplan.analytic.strategies.states_on_host import moves
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import LANGUAGE_MODEL
@@ -74,16 +74,7 @@ def _storage(num_bytes: int, category: str, label: str) -> Storage:
     return Storage(num_bytes, category, label, "in a process of its own", in_kernel=True)
 
 
-class CriticPhase(NamedTuple):
-    """A stretch of the critic's work."""
-
-    name: str
-    kinds: list[Storage]
-    kind_of: array[int]
-    events: array[int]
-
-
-def critic_phases(critic: Critic, sleeps: bool) -> list[CriticPhase]:
+def critic_phases(critic: Critic, sleeps: bool) -> list[RolloutPhase]:
     """What the critic does before the actor's update: it scores, and if they take turns it trains."""
     phases = [("scoring", critic.scored()), *([("critic", critic.trained(sleeps))] if sleeps else [])]
-    return [CriticPhase(name, [one], array("i", [0]), array("i", [0, ~0])) for name, one in phases]
+    return [at_once(name, [storage]).emptied() for name, storage in phases]

@@ -7,39 +7,28 @@ interprocess memory; on others it is sent from where it lies.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple
 
+from vramplan.analytic.rollout.colocated_vllm import vllm_awake, vllm_weight_bytes
+from vramplan.analytic.rollout.phase import RolloutPhase, at_once, emptied_cache
 from vramplan.analytic.unfolded_step import Step
-from vramplan.analytic.vllm_rollout import vllm_awake, vllm_weight_bytes
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import vllm
-from vramplan.memory.timeline import EMPTY_CACHE, Storage
+from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
 
-class Stretch(NamedTuple):
-    """Storages that are there at once."""
-
-    phase: str
-    kinds: list[Storage]
-    kind_of: array[int]
-    """The number of each storage's kind."""
-    events: array[int]
-
-
-def stretches(step: Step) -> Iterator[Stretch]:
-    """What happens from one update of the actor to the next scoring, each stretch with nothing left behind it."""
+def generation(step: Step) -> Iterator[RolloutPhase]:
+    """What happens from one update of the actor to the next scoring, each phase with nothing left behind it."""
     job = step.job
-    yield _emptied("optimizer", [])  # states that leave the GPU do so as the update ends
+    yield emptied_cache("optimizer")  # states that leave the GPU do so as the update ends
     if job.openrlhf.trains == "critic":
         return
     awake = [vllm.weights(job, vllm_weight_bytes(job, step.placed))] if vllm.sleeps(job) else []
-    yield _emptied("generation", [*awake, *_sent(step)])
+    yield at_once("generation", [*awake, *_sent(step)]).emptied()
     if vllm.sleeps(job):
-        yield _emptied("generation", vllm_awake(step))
+        yield at_once("generation", vllm_awake(step)).emptied()
 
 
 def _sent(step: Step) -> list[Storage]:
@@ -52,10 +41,3 @@ def _sent(step: Step) -> list[Storage]:
     if is_colocated(job):
         found.append(Storage(size, "communication", "copy of a weight for vLLM"))
     return found
-
-
-def _emptied(phase: str, kinds: Sequence[Storage]) -> Stretch:
-    """These at once, then an empty cache."""
-    last = len(kinds)
-    events = [*range(last), *(~number for number in reversed(range(last))), last, ~last]
-    return Stretch(phase, [*kinds, EMPTY_CACHE], array("i", range(last + 1)), array("i", events))
