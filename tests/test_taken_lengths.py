@@ -52,7 +52,7 @@ def test_no_length_is_called_a_limit_that_no_file_has(tmp_path: Path) -> None:
     path = written(tmp_path, 1024)
     verdict = vramplan.check(path, "rtx4090", num_gpus=1)
     assert not verdict.depends
-    assert {case.sequence_length for case in verdict.cases} == {128, 256, 512}
+    assert {case.sequence_length for case in verdict.cases} == {32, 64, 128, 256, 512}
     assert verdict.estimate.job.sequence_length == 512
     assert "the limit" not in cli("check", str(path), "--gpu", "rtx4090", "--num-gpus", "1", "-v").stdout
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Tokens of the longest sample that are estimated if a configuration does not limit them."""
-SHORTER = (512, 256, 128)
+SHORTER = (512, 256, 128, 64, 32)
 """The same where none of these fits."""
 GPU_COUNTS = (1, 2, 4, 8)
 """GPUs that are estimated if a configuration divides the model over as many as there are."""
