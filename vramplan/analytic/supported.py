@@ -191,6 +191,12 @@ def _has_experts(spec: ModelSpec) -> bool:
     return any(spec.config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
+SGLANG_REPORTS = (
+    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations may"
+    " take less, and graphs of a large mixture more"
+)
+
+
 def _not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.runs_verl:
@@ -203,7 +209,8 @@ def _not_compared(job: Job) -> list[str]:
             *(older if job.verl.head_in_root else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
             f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code: of 0.7.1 on one GPU,"
-            f" of 0.9.1 on two emulated GPUs; what {job.verl.engine_name} takes follows its source",
+            f" of 0.9.1 on two emulated GPUs; what {job.verl.engine_name} takes follows its source"
+            + (SGLANG_REPORTS if job.verl.engine == "sglang" else ""),
         ]
     if job.runs_openrlhf:
         return [

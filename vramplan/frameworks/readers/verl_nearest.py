@@ -46,13 +46,13 @@ def _values(config: ConfigReader, only: Mapping[str, str]) -> Iterator[tuple[str
     """The modelled value of each setting that has one."""
     strategy = config.lowercase(verl_rl.STRATEGY, default="fsdp")
     sharded = strategy if strategy == "fsdp2" else "fsdp"
-    actor, critic = f"{verl_rl.ACTOR}ulysses_sequence_parallel_size", verl_critic.CRITIC
+    critic = verl_critic.CRITIC
     yield from {
         "model_engine": "dp",
         f"{verl_rl.ROLLOUT}name": "vllm",
         **dict.fromkeys((verl_rl.STRATEGY, verl_critic.STRATEGY, f"{verl_rl.REF}strategy"), sharded),
         f"{verl_rl.ACTOR}fsdp_config.strategy": sharded,
-        **dict.fromkeys((actor, f"{verl_rl.ACTOR}fsdp_config.ulysses_sequence_parallel_size"), "1"),
+        **dict.fromkeys(verl_rl.sequence_parallel_keys(), "1"),
         f"{critic}ulysses_sequence_parallel_size": "1",
         **dict.fromkeys((f"{verl_rl.MODEL}use_remove_padding", f"{critic}model.use_remove_padding"), "True"),
         **dict.fromkeys((f"{section}.enable" for section in verl_rl.REWARD_MODELS), "False"),
