@@ -192,8 +192,8 @@ def _has_experts(spec: ModelSpec) -> bool:
 
 
 SGLANG_REPORTS = (
-    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations may"
-    " take less, and graphs of a large mixture more"
+    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations"
+    " may take less, and graphs of a large mixture more"
 )
 
 
