@@ -235,7 +235,8 @@ def _not_compared(job: Job) -> list[str]:
     if job.task not in ("dpo", "kto") or not sharded:
         return []
     notes = []
-    if job.loss not in ("chunked", "log_softmax"):
+    compared = ("chunked", "log_softmax", *(("logits_to_keep",) if job.strategy == "zero3" else ()))
+    if job.loss not in compared:
         package = OF_FRAMEWORKS.get(job.loss, "TRL")
         notes.append(
             f"{job.task.upper()} by whole logits under ZeRO-3 and FSDP 2 was not compared with runs of {package}"

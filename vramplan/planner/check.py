@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import ceil
@@ -16,6 +16,7 @@ from vramplan.errors import (
     ConfigError,
     UnknownNameError,
     UnsupportedError,
+    VramplanError,
     setting,
     spell,
 )
@@ -72,6 +73,8 @@ CACHED = (
     f" set {EXPANDABLE_SEGMENTS}"
 )
 """Why a data set does not fit although its longest sample would."""
+HALVINGS = 5
+"""How often a limit of samples that does not fit is halved, to say which samples do."""
 FUSED_EVALUATION = (
     "is estimated with the same fused loss, without whole logits; a framework that returns predictions, or a kernel"
     " that fuses in training alone, holds them: then it needs more"
@@ -103,6 +106,8 @@ class Verdict(Result):
     """A smaller evaluation batch that fits if this one does not; 0 if none does."""
     cases: tuple[Case, ...] = ()
     """The need for each value of what the configuration does not say; this verdict is of one of them."""
+    shorter_length: int | None = None
+    """Tokens of samples that fit, where samples at the configuration's limit, of which this verdict is, do not."""
     open_length: bool = False
     """Whether nothing says how long the longest sample is: this verdict is of one length."""
     groups: tuple[GroupVerdict, ...] = ()
@@ -340,6 +345,22 @@ def _shorter_prompt(config: ParsedConfig, length: int) -> dict[str, int]:
     return {"prompt_length": length - completion}
 
 
+def is_length_a_limit(config: ParsedConfig) -> bool:
+    """Whether the configuration cuts samples at a length, which they may not reach."""
+    return config.rows == "samples" and "sequence_length" in config.job and config.job.get("task") not in GENERATING
+
+
+def _shorter_length(limit: int, verdict_at: Callable[[int], Verdict]) -> int | None:
+    """The longest of some halves of a limit that fits; None if none does."""
+    for length in (limit >> halvings for halvings in range(1, HALVINGS + 1)):
+        try:
+            if length and verdict_at(length).fits:
+                return length
+        except VramplanError:  # shorter than its images, or than its prompt
+            return None
+    return None
+
+
 def judge(
     config: ParsedConfig,
     spec: ModelSpec,
@@ -410,6 +431,8 @@ def judge(
         verdict = replace(verdict, data=dataset_limits.add_length_limits(data, job, need))
     if verdict.fits or not look_further:
         return verdict
+    if data is None and sequence_length is None and is_length_a_limit(config):
+        verdict = replace(verdict, shorter_length=_shorter_length(job["sequence_length"], verdict_at))
     training, eval_size = verdict.estimate, config.eval_batch_size or 0
     room = training.capacity_bytes - verdict.spare_bytes
     if (verdict.evaluation_bytes or 0) > room:

@@ -177,16 +177,25 @@ def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
     if verdict.evaluation_bytes is not None and size is not None:
         lines.append(Text(f"Evaluation of {counted(size, 'sample')} at once: {gib(verdict.evaluation_bytes)} GiB"))
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
+    texts += shorter_samples(verdict)
     if verdict.case_fits:
         texts += doubts(estimate) if len({case.sequence_length for case in verdict.cases}) < 2 else []
         return [*lines, *(screen.text(text, "yellow") for text in texts)]
     return [*lines, *(screen.text(text, "yellow") for text in texts), *_way_out(screen, verdict)]
 
 
+def shorter_samples(verdict: Verdict) -> list[str]:
+    """Samples that fit, if the limit that all are counted at does not."""
+    if verdict.shorter_length is None:
+        return []
+    limit, shorter = verdict.estimate.job.sequence_length, verdict.shorter_length
+    return [f"Counts samples of {limit:,} tokens, the limit; samples of {shorter:,} fit: --dataset FILE counts yours"]
+
+
 def _rests_on(verdict: Verdict) -> list[str]:
     """What has to come together for training not to fit, if samples may be shorter than the limit."""
-    job = verdict.estimate.job
-    if verdict.trains or verdict.data is not None or verdict.reading.rows != "samples" or job.sequence_length < 2:
+    job, is_known = verdict.estimate.job, verdict.data is not None or verdict.reading.rows != "samples"
+    if verdict.trains or is_known or job.sequence_length < 2 or verdict.shorter_length is not None:  # said in the box
         return []
     lengths = {case.sequence_length for case in verdict.cases}
     if len(lengths) > 1 or job.batches == "packed":

@@ -300,6 +300,7 @@ def verdict(verdict: Verdict) -> types.CheckData:
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         },
         "plan_warnings": verdict.plan_warnings,
+        "shorter_length": verdict.shorter_length,
         "eval_batch_size": verdict.eval_batch_size,
         "advice": [
             {

@@ -424,6 +424,8 @@ class CheckData(Exact):
     """Another micro-batch at the same global batch that fits."""
     plan_warnings: list[str]
     """What that micro-batch changes beside memory."""
+    shorter_length: int | None
+    """Tokens of samples that fit, if those of the configuration's limit, which are counted, do not."""
     eval_batch_size: int | None
     advice: list[CounselData]
     dataset: DatasetData | None

@@ -23,7 +23,7 @@ def read_as(verdict: Verdict) -> str:
         "" if job.teacher is None else f"teacher {job.teacher.rpartition('/')[2]}",
         method(job),
         dtype,
-        "any length" if len(lengths) > 1 else f"{length(job, verdict.estimate.assumptions)}{unlimited}",
+        "any length" if len(lengths) > 1 else f"{_length(verdict)}{unlimited}",
         job.optimizer if job.method == "full" else "",
         "" if job.strategy == "ddp" and job.num_gpus == 1 else STRATEGIES[job.strategy],
         {"none": "", "optimizer": "optimizer on the host", "all": "weights and optimizer on the host"}[job.offload],
@@ -31,3 +31,11 @@ def read_as(verdict: Verdict) -> str:
         counted(job.num_gpus, "GPU") if len({case.num_gpus for case in verdict.cases}) < 2 else "any number of GPUs",
     ]
     return ", ".join(fact for fact in facts if fact)
+
+
+def _length(verdict: Verdict) -> str:
+    """The tokens of a sample; rows of samples that are joined without padding are not packed to a length."""
+    job = verdict.estimate.job
+    text = length(job, verdict.estimate.assumptions)
+    joins = job.batches == "packed" and verdict.reading.rows == "samples" and text
+    return f"samples of {job.sequence_length:,} tokens in one row" if joins else text

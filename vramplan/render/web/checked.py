@@ -125,6 +125,7 @@ def _evaluation(verdict: Verdict) -> list[str]:
 
 def _doubts(verdict: Verdict) -> list[str]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
+    texts += check.shorter_samples(verdict)
     one_length = len({case.sequence_length for case in verdict.cases}) < 2
     return [*texts, *(doubts(verdict.estimate) if verdict.case_fits and one_length else [])]
 
