@@ -96,9 +96,8 @@ def test_preferences_under_zero_3_are_those_of_trl(settings: dict[str, Any], ref
     [
         ({**GRPO, **SHARDED}, "is not read yet; nearest"),
         ({**KTO, **SHARDED, "adapter": "qlora", "load_in_4bit": "true"}, "four bits with KTO"),
-        ({**BASE, **SHARDED, "rl": "orpo"}, "ORPO was not compared"),
     ],
-    ids=["grpo", "qlora", "orpo"],
+    ids=["grpo", "qlora"],
 )
 def test_what_zero_3_is_not_modelled_with(settings: dict[str, Any], said: str, tmp_path: Any) -> None:
     (tmp_path / "zero3.json").write_text(ZERO3)

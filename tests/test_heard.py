@@ -11,7 +11,7 @@ import vramplan
 from tests import heard_cases
 from tests.helpers import spec_of
 from vramplan.errors import ConfigError, UnsupportedError
-from vramplan.inputs import heard
+from vramplan.inputs.images import sounds
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
 
@@ -76,7 +76,7 @@ def test_tokens_of_qwen2_audio_are_what_its_tower_says() -> None:
 
     c = Config(spec_of("Qwen/Qwen2-Audio-7B").config, "")
     for seconds in (0.1, 0.5, 3.33, 12.0, 29.99, 30.0):
-        sound = heard.qwen2_audio(c, Job(audio_seconds=seconds))
+        sound = sounds.qwen2_audio(c, Job(audio_seconds=seconds))
         _, tokens = Qwen2AudioEncoder._get_feat_extract_output_lengths(None, round(100 * seconds))  # type: ignore[arg-type]
         assert sound.tokens == tokens
 

@@ -13,8 +13,8 @@ from vramplan.analytic.prepare import lay_out
 from vramplan.analytic.unfolded_step import count_parameters
 from vramplan.errors import UnknownNameError
 from vramplan.inputs.catalog import aliases, find_model, load_spec, model_names, specs_folder
-from vramplan.inputs.heard import HEARD
 from vramplan.inputs.images import IMAGE_PROCESSORS, TOWER_MODULES
+from vramplan.inputs.images.sounds import HEARD
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, published_task
 from vramplan.inputs.model_spec import ModelSpec
@@ -60,10 +60,16 @@ def test_file_is_valid(name: str) -> None:
     assert strict == load_spec(name)
 
 
+UNPUBLISHED = {
+    "afmoe", "bamba", "cohere2_moe", "exaone_moe", "hy_v3", "m2m_100", "marian", "pegasus", "umt5", "vaultgemma",
+}  # fmt: skip
+"""Types of which no published configuration was read."""
+
+
 def test_every_architecture_has_a_shipped_model() -> None:
     known = {load_spec(name).model_type for name in model_names()}
     seeing = {key.partition("/")[0] for key in TOWERS} - {"glm46v"}  # GLM-4.6V is published as glm4v and glm4v_moe
-    assert known == (set(ARCHITECTURES) - TEXT_ONLY_WITHIN) | seeing
+    assert known == (set(ARCHITECTURES) - TEXT_ONLY_WITHIN - UNPUBLISHED) | seeing
     assert len(model_names()) >= 110
 
 

@@ -94,7 +94,6 @@ def test_names_of_tasks(given: str, task: str) -> None:
         ("summarization", "the model says it"),
         ("regression", "num_labels=1"),
         ("question-answering", "nearest, two numbers for each token, is task=token_classification"),
-        ("generative_reranker", "nearest is task=reranker"),
     ],
 )
 def test_a_name_that_is_no_task_says_what_to_do(given: str, said: str) -> None:

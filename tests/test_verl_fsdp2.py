@@ -104,8 +104,8 @@ def test_what_offload_policy_does_under_fsdp_1() -> None:
 @pytest.mark.parametrize(
     ("overrides", "near"),
     [
-        ((f"{ROLLOUT}.name=sglang", SECOND), f"set={ROLLOUT}.name=vllm"),
-        ((f"{ROLLOUT}.name=sglang", *PPO), f"set={ROLLOUT}.name=vllm"),
+        ((f"{ROLLOUT}.name=trtllm", SECOND), f"set={ROLLOUT}.name=vllm"),
+        ((f"{ROLLOUT}.name=trtllm", *PPO), f"set={ROLLOUT}.name=vllm"),
         ((f"{ACTOR}.strategy=megatron",), f"set={ACTOR}.strategy=fsdp"),
         ((f"{MODEL}.enable_activation_offload=True", f"{ACTOR}.use_torch_compile=False"),
          f"set={ACTOR}.use_torch_compile=true set={MODEL}.enable_activation_offload=False"),

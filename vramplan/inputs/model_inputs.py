@@ -14,7 +14,7 @@ from vramplan.errors import ConfigError, setting
 from vramplan.inputs import sound, spoken
 from vramplan.inputs.batch_input import Input as Input
 from vramplan.inputs.embedding import SCORED, columns, describe_embedding, is_embedding_gemma
-from vramplan.inputs.heard import HEARD
+from vramplan.inputs.images.sounds import HEARD
 from vramplan.inputs.images.types import Tensor as ImageTensor
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import Task

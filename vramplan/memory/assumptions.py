@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.heard import seconds as heard_seconds
 from vramplan.inputs.images import ProcessedImage, shown
+from vramplan.inputs.images.sounds import seconds as heard_seconds
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.sample_lengths import MICRO_STEPS

@@ -9,9 +9,9 @@ from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, nam
 from vramplan.inputs import model_inputs
 from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.heard import HEARD
 from vramplan.inputs.image_task_rules import is_compared
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
+from vramplan.inputs.images.sounds import HEARD
 from vramplan.inputs.images.types import image_size
 from vramplan.inputs.job import Job, engine_casts
 from vramplan.inputs.job_values import FUSED_KERNELS, MAX_COUNT, ROLLOUTS

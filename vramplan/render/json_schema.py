@@ -23,10 +23,10 @@ from vramplan.render.json_types import (
     ModelData,
     ProbeRunData,
     SearchData,
-    TableData,
     written,
 )
 from vramplan.render.oom_types import OutOfMemoryData
+from vramplan.render.table_types import TableData
 from vramplan.render.token_types import TokenBudgetsData
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.heard import HEARD, heard
 from vramplan.inputs.images import adaptive_tiles, fixed_tiles, naflex, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
+from vramplan.inputs.images.sounds import HEARD, heard
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config, ModelSpec
@@ -89,7 +89,7 @@ TOWER_MODULES = {
     "voxtral": ImageProcessor(fixed_tiles.no_images, "model.audio_tower", LLAVA[1]),
     "qwen2_audio": ImageProcessor(fixed_tiles.no_images, "model.audio_tower", LLAVA[1]),
 }
-"""All with a tower, those that hear (:mod:`vramplan.inputs.heard`) included."""
+"""All with a tower, those that hear (:mod:`vramplan.inputs.images.sounds`) included."""
 PROCESSORS = {**COUNTED, **{model_type: processor.processor for model_type, processor in IMAGE_PROCESSORS.items()}}
 """All whose tokens can be counted, also of models that the analytic estimator does not support."""
 VIDEO_PROCESSORS: dict[str, VideoProcessor] = {

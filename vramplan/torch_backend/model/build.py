@@ -15,8 +15,8 @@ from torch import nn
 from vramplan.bounded_read import expand_home
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, VramplanError, setting
 from vramplan.inputs.embedding import is_embedding_gemma
-from vramplan.inputs.heard import HEARD
 from vramplan.inputs.images import IMAGE_PROCESSORS, TOWER_MODULES, processed_image
+from vramplan.inputs.images.sounds import HEARD
 from vramplan.inputs.input_checks import check_inputs
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import MODEL_INPUTS, ModelInputs, inputs_of
