@@ -245,7 +245,7 @@ class SimulatedRun:
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:
                 record.allocate_after(offsets[0] + self._place(product), workspace)
-        return self._laid_out(share, first)
+        return self._laid_out(share, first, workspace)
 
     def _scores_alone(self, share: Strategy) -> Layout:
         """Loading and forwards of a reference or a reward model, on GPUs where nothing trains."""
@@ -258,16 +258,18 @@ class SimulatedRun:
         first, known = record.add_kinds([LATER] * len(self.step.record.storages)), dict[int, int]()
         forwards = [one for one in rollout_phases(self.step, self.generated) if isinstance(one, RolloutPhase)]
         record.enter(forwards[0].name)
-        record.allocate(cublas_workspace(self.step.card))
+        workspace = cublas_workspace(self.step.card)
+        record.allocate(workspace)
         for one in forwards * STEPS:
             one.record(record, known)
-        return self._laid_out(share, first)
+        return self._laid_out(share, first, workspace)
 
-    def _laid_out(self, share: Strategy, first: int) -> Layout:
+    def _laid_out(self, share: Strategy, first: int, workspace: Storage) -> Layout:
+        """The layout; `workspace` is the very object that was allocated, by which its kind is found."""
         record, simulated = share.record, self.step.record.storages
         in_kernel = [number for number, storage in enumerate(record.kinds) if storage.in_kernel]
         in_kernel += [first + number for number, info in enumerate(simulated) if info.category == "workspace"]
-        workspace_kind = record.kind(cublas_workspace(self.step.card))
+        workspace_kind = record.kind(workspace)
         return Layout(
             record.kinds,
             first,
