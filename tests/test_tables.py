@@ -385,6 +385,14 @@ def test_formats_say_the_same(keep: Path) -> None:
     assert again.stdout == texts["markdown"]  # whatever the number of processes
 
 
+@pytest.mark.parametrize("show", ["memory", "max-batch"])
+def test_each_gpu_has_its_own_workspace(show: str) -> None:
+    """cuBLAS's is 8 MiB on an RTX 4090 and 32 MiB on an RTX 5090, whose layouts are else the same."""
+    alone = filled(["qwen2.5-0.5b"], ["rtx5090"], show=show, methods=["qlora"])
+    behind = filled(["qwen2.5-0.5b"], ["rtx4090", "rtx5090"], show=show, methods=["qlora"])
+    assert [cell for _, cell in each(behind)][-1] == [cell for _, cell in each(alone)][-1]
+
+
 def test_what_no_block_describes_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = vramplan.load_model("smollm2-135m").model_copy(update={"model_type": "unheard-of", "name": "a/b"})
     with pytest.raises(VramplanError, match="no block describes 'unheard-of'"):
