@@ -14,7 +14,7 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.gpu_groups import GpuGroup
 from vramplan.frameworks.installed import installed_version
 from vramplan.frameworks.readers.video_sampling import Sampling
-from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, Note, Spelling
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigValue, Note, Spelling, says
 
 KeyNames = str | Mapping[Any, str]
 """A key that takes the job's own value; or, for each value of the job, ``key value; key value``."""
@@ -85,6 +85,8 @@ class ParsedConfig:
     """Other groups of GPUs of the same run, which have to fit as well."""
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys that are read for one another: names of the same setting in several versions."""
+    settings: Mapping[str, ConfigValue] = field(default_factory=dict)
+    """What the configuration itself holds, with places."""
 
     def words(self, update: Mapping[str, Any]) -> dict[str, str]:
         """Changes to the job as the framework's keys and values; those that it has no key for are left out."""
@@ -100,8 +102,17 @@ class ParsedConfig:
         return settings
 
     def say(self, update: Mapping[str, Any]) -> list[str]:
-        """Changes to the job as lines of the configuration."""
-        return [SPELLINGS[self.spelling](key, value) for key, value in self.words(update).items()]
+        """Changes to the job as lines of the configuration, without those that it holds already.
+
+        If it holds all of them something else stands against them, and all are said.
+        """
+        words = self.words(update)
+        lines = {key: value for key, value in words.items() if not self._holds(key, value)} or words
+        return [SPELLINGS[self.spelling](key, value) for key, value in lines.items()]
+
+    def _holds(self, key: str, value: str) -> bool:
+        names = (key, *self.synonyms.get(key, ()))
+        return any(says(self.settings[name].value, value) for name in names if name in self.settings)
 
 
 def hold_back(held_back: float, most: int | None = None) -> Callable[[int], int]:

@@ -47,6 +47,15 @@ class ConfigValue(NamedTuple):
     """What a user should know of how it was read: that it stands twice."""
 
 
+def says(written: Any, value: str) -> bool:
+    """Whether a setting as it is written has this value; a value in brackets is an item of a list.
+
+    >>> says(True, "true"), says(["a.Liger", "b"], "[a.Liger]"), says(8, "4")
+    (True, True, False)
+    """
+    return value[1:-1] in written if isinstance(written, list) else str(written).lower() == value.lower()
+
+
 class Note(NamedTuple):
     """A remark on one key."""
 

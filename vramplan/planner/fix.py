@@ -21,7 +21,7 @@ from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.edit import command, config_file
 from vramplan.frameworks.nearest import on_gpu
 from vramplan.frameworks.parsed_config import CAST, ParsedConfig
-from vramplan.frameworks.settings import ConfigValue, Note
+from vramplan.frameworks.settings import ConfigValue, Note, says
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
 from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
@@ -348,7 +348,7 @@ class _Candidates:
             for key, value in reading.words({k: v for k, v in update.items() if k not in kept}).items():
                 names = (key, *reading.synonyms.get(key, ()))
                 name = next((one for one in names if one in settings), key)
-                if not _is_so(settings[name].value if name in settings else False, value):
+                if not says(settings[name].value if name in settings else False, value):
                     words[name] = value
         return words
 
@@ -411,11 +411,6 @@ def _before(settings: Mapping[str, ConfigValue], key: str) -> str | None:
 
 def _said(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_so(before: Any, value: str) -> bool:
-    """Whether a setting already says this; a value in brackets is an item of a list."""
-    return value[1:-1] in before if isinstance(before, list) else _said(before).lower() == value
 
 
 __all__ = ["Change", "Fix", "fix"]

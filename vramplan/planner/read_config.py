@@ -65,7 +65,7 @@ def _read(found: DetectedConfig, num_gpus: int, version: str | None) -> ParsedCo
     note_replicated_weights(reader, config.job)
     note_fp16_scaler(reader, config.job)
     zero_config.cast(config.job)
-    config.spelling = found.source.spelling
+    config.spelling, config.settings = found.source.spelling, found.source.settings
     for name in config.video_sampling.keys:
         reader.note("ignored", name, "is about videos; --videos says that there are any")
     reader.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key)
