@@ -12,11 +12,13 @@ from typing import Any
 
 from tests.recorded_runs import rows_of
 from tests.swift_runs import VERSION
+from tests.trl_runs import LAYERS
 from tests.trl_seeing_runs import WHOLE, case
 from tests.trl_sharing import SHALLOW, SMALL, STRATEGIES, record_missing
 
 RUNS = Path(__file__).parent / "swift_sharing_runs.jsonl"
 LOSS = "logits_to_keep"
+STUDENT, TEACHER = "smollm2-135m", "HuggingFaceTB/SmolLM2-360M"
 SHARED: dict[str, Any] = {"num_gpus": 2, **STRATEGIES["zero3"], "reentrant": True}
 GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True, "zero": {"prefetch_bucket_size": 0}}
 """Without prefetching, which GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
@@ -27,6 +29,10 @@ def cases() -> Iterator[dict[str, Any]]:
     for task in ("dpo", "kto"):
         text = {**SMALL, "task": task, "loss": LOSS, "method": "full", **STRATEGIES["zero3"]}
         yield {"trl": VERSION, "model": SHALLOW[0], "config": SHALLOW[1], "job": text}
+    for method in ("full", "lora"):
+        own = {"task": "gkd", "teacher": TEACHER, "generated_by": "none", "batches": "padded", "loss": LOSS}
+        job = {**SMALL, **SHARED, **own, "method": method}
+        yield {"trl": VERSION, "model": STUDENT, "config": {LAYERS: 6}, "job": job}
     for job in ({"task": "dpo"}, GRPO):
         for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
             row = case("qwen2_5_vl", {**SHARED, "method": method, **job, **parts}, LOSS)

@@ -1,4 +1,4 @@
-"""One rank of ms-swift's DPO, KTO or GRPO trainer under ZeRO on an emulated GPU, with images if the job has them."""
+"""One rank of ms-swift's DPO, KTO, GKD or GRPO trainer under ZeRO on an emulated GPU, with the job's images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
+from tests.helpers import spec_of
 from tests.recorded_runs import job_of, model_of
+from tests.swift_gkd_trace import SwiftGkd
 from tests.swift_grpo_trace import SwiftGrpo
 from tests.swift_seeing import SeeingSwift
 from tests.swift_seeing_grpo_trace import SeeingSwiftGrpo
@@ -21,6 +24,7 @@ from tests.swift_trace import Swift
 from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
 from tests.trl_trace import Setup, tokenizer
 from vramplan.inputs.images import IMAGE_PROCESSORS
+from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 from vramplan.torch_backend.model.adapters import excluded_modules, freeze
 from vramplan.torch_backend.model.build import from_config
@@ -29,6 +33,7 @@ SETUPS: dict[tuple[str, bool], type[Setup]] = {
     ("dpo", False): Swift,
     ("kto", False): Swift,
     ("dpo", True): SeeingSwift,
+    ("gkd", False): SwiftGkd,
     ("grpo", False): SwiftGrpo,
     ("grpo", True): SeeingSwiftGrpo,
 }
@@ -42,7 +47,11 @@ def run(row: dict[str, Any]) -> dict[str, int]:
 
     job, spec = job_of(row), model_of(row)
     folder, sees = tempfile.mkdtemp(), job.images > 0
-    subject = from_config(spec, job, "meta", False, nullcontext)
+    subject = from_config(spec, plain(job), "meta", False, nullcontext)
+    taught = job.teacher is not None
+    teacher: Any = (
+        from_config(spec_of(str(job.teacher)), plain(job), "meta", False, nullcontext).module if taught else None
+    )
     settings = {
         "use_cpu": False,
         "bf16": True,
@@ -76,17 +85,36 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     peaks = Peaks()
     peaks.enter("loaded")
     reference = model() if job.loads_reference else None
+    if teacher is not None:
+        reference = type(teacher)._from_config(teacher.config, dtype=DTYPES[job.dtype_of_teacher])
     trainer = setup.trainer(model(), peft, folder, tokenizer(64), reference)  # type: ignore[call-arg]
     count = job.num_gpus * job.global_batch_size * STEPS
+    if not sees:
+        trainer.template.remove_post_encode_hook = lambda: None
     trainer.train_dataset = Dataset.from_list([{"input_ids": [3]}] * count)
     trainer.data_collator = lambda rows: setup.batch()
     if job.task == "grpo":
         generated(trainer, setup, peaks)
+    if taught:
+        trainer.ref_model = trainer.teacher_model  # what is observed without gradients
+        trainer._prepare_inputs = _distilled
     observe(trainer, peaks)
     trainer.train()
     peaks.enter("over")
     del first
-    return peaks.found
+    return {"teacher" if taught and phase == "reference" else phase: size for phase, size in peaks.found.items()}
+
+
+def plain(job: Job) -> Job:
+    """The job as one of text alone, which says what a model is made of."""
+    return job if job.teacher is None else job.model_copy(update={"task": None, "teacher": None, "loss": "standard"})
+
+
+def _distilled(batch: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What GKDTrainer makes of a micro-batch of the data set."""
+    batch = {name: one.cuda() for name, one in batch.items()}
+    source = SimpleNamespace(data_source="dataset")
+    return {"model_inputs": dict(batch), "teacher_model_inputs": dict(batch), "gkd_batch": source}
 
 
 def generated(trainer: Any, setup: Any, peaks: Peaks) -> None:

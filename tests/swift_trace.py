@@ -29,7 +29,7 @@ def as_swift_loads(model: nn.Module, reference: nn.Module | None, peft: Any, job
         if job.checkpointing == "full":
             model.enable_input_require_grads()  # type: ignore[operator]
         model = get_peft_model(model, peft)  # type: ignore[arg-type]
-    for one in (model, reference):
+    for one in (model, model.get_base_model() if peft is not None else None, reference):  # type: ignore[operator]
         if one is not None:
             one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)  # type: ignore[assignment]
             one.model_info = SimpleNamespace(is_moe_model=False, max_model_len=None)  # type: ignore[assignment]

@@ -221,7 +221,8 @@ def _not_compared(job: Job) -> list[str]:
         package = OF_FRAMEWORKS.get(job.loss, "its trainer" if job.loss == "standard" else "TRL")
         what = " of quantized models" if job.loss == "chunked" else ""
         return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
-    if job.task == "gkd" and job.num_gpus > 1 and job.loss not in ("standard", "chunked"):
+    by_swift = job.strategy == "zero3" and job.generated_by == "none"  # two emulated GPUs
+    if job.task == "gkd" and job.num_gpus > 1 and job.loss not in ("standard", "chunked") and not by_swift:
         return [f"GKD of this loss on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
     if job.value_model is not None and job.num_gpus > 1:
         return ["PPO of TRL on several GPUs was not compared with runs"]

@@ -70,12 +70,11 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
             "without another teacher_model: self-distillation is not modelled yet; nearest, with a second copy of the"
             f" weights on each GPU, which needs more: {command} --loss logits_to_keep",
         )
-    if job.get("strategy") not in (None, "ddp", "zero1", "zero2"):
-        other = setting("set", "deepspeed=zero2") if job["strategy"] == "zero3" else f"{setting('set', 'fsdp=')}"
+    if job.get("strategy") not in (None, "ddp", "zero1", "zero2", "zero3"):
         raise config.unsupported(
             "rlhf_type",
-            f"under {job['strategy']} is not modelled yet; {other} estimates it with both models whole on each GPU,"
-            " which needs more",
+            f"under {job['strategy']} is not modelled yet; {setting('set', 'fsdp=')} estimates it with both models"
+            " whole on each GPU, which needs more",
         )
     fields: dict[str, Any] = {
         "task": "gkd",
