@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from vramplan.analytic.batch_scaling import BatchScaling, StepAt
-from vramplan.analytic.known_shapes import KnownShapes, Shape
+from vramplan.analytic.known_shapes import KnownShapes, Shape, are_alike
 from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
@@ -260,6 +260,17 @@ class JobSteps:
 
             critics[self.card.name] = critic_phases(step)
 
+    def _similar_run(self, step: Step) -> SimulatedRun | None:
+        """The run of another batch whose step has the same events, of a job that generates completions."""
+        if not step.job.generates_completions:
+            return None
+        own = step.unfolded
+        for shape in reversed(self._common.shapes.values()):
+            other = shape.run.step.unfolded
+            if own.events == other.events and own.source == other.source and are_alike(shape.record, step.record):
+                return shape.run
+        return None
+
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
@@ -270,7 +281,7 @@ class JobSteps:
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
             self._add_critic(step)
-            run = SimulatedRun(step, self._common.generated, self._critic(job))
+            run = SimulatedRun(step, self._common.generated, self._critic(job), self._similar_run(step))
             shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
             if not varies:
                 self._known.add(job, rest, shape)
