@@ -96,7 +96,7 @@ class JobSteps:
             spec: the model.
             job: the job; its batch does not matter.
             card: the GPU.
-            similar: the same job on another GPU, with which it shares what does not depend on the GPU.
+            similar: the same job on another GPU, with which it shares what does not depend on the GPU, or on the same.
             known: timelines of other jobs, some of which may be this one's too.
 
         Raises:
@@ -120,7 +120,8 @@ class JobSteps:
             with names_setting("critic", critic.name):
                 self.critic = JobSteps(critic, critic_job(job), card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
-        self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
+        shares = similar is not None and (similar.card == card or not depends_on_size(job))
+        self._common: _Common = similar._common if similar is not None and shares else _Common()
         self._known = KnownShapes() if known is None else known
         self._begun: dict[tuple[int, int], PartialEstimate] = {}
         self._of_length: dict[int, JobSteps] = {}

@@ -20,6 +20,7 @@ from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD,
 from vramplan.analytic.rollout.trl_ppo import value_rollout
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
+from vramplan.analytic.tasks.reference import is_of_reference
 from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
@@ -244,7 +245,8 @@ class SimulatedRun:
         end = last[0][0].first_event, last[0][1]
         offsets = []
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
-        recorded = MicroSteps(share, events, reference)
+        beside_step = any(is_of_reference(piece.phase) for piece in pieces)  # else it scores before the step
+        recorded = MicroSteps(share, events, reference if beside_step else None)
         for step in range(STEPS):
             offset = 0
             for number, (_, sections) in enumerate(micro_steps):
