@@ -69,10 +69,16 @@ def _forwards(
     forwards = [simulated(length) for length in lengths]
     unfolded = unfolded_of(forwards[-1], plan)
     sizes = [[one.on(gpu).num_bytes for one in forward.record.storages] for forward in forwards]
+    cached = forwards[-1].cached
     alike = all(forward.record.events == forwards[-1].record.events for forward in forwards)
+    grows = [number for number, of in enumerate(zip(*sizes, strict=True)) if len({*of}) > 1] if alike else []
+    growing = [[at[number] for number in grows] for at in sizes]
+    kinds = run.add(rounded_bytes(sizes[0] if alike else sizes[-1]), cached.__contains__)
     for length in sorted({*range(lengths[0], lengths[-1], stride), lengths[-1]}):
-        at = between(lengths, sizes, length) if alike else sizes[-1]
-        run.forward(unfolded.events, unfolded.source, rounded_bytes(at), forwards[-1].cached)
+        at = rounded_bytes(between(lengths, growing, length))
+        for number, kind in zip(grows, run.add(at, lambda place: grows[place] in cached), strict=True):
+            kinds[number] = kind
+        run.forward(unfolded.events, unfolded.source, kinds, cached)
     return forwards[-1]
 
 

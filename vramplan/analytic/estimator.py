@@ -58,6 +58,7 @@ class Estimator:
             similar = [steps for steps in self._jobs if steps.is_similar(spec, job, card)]
             same = next((steps for steps in similar if steps.is_same(job, card)), None)
             if same is None:
+                similar.sort(key=lambda steps: steps.card != card)  # on the same GPU more is alike
                 same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
             others = [steps for steps in self._jobs if steps is not same]
             # a generation's events take some 200 MB: of other such jobs the last alone, for GPUs side by side

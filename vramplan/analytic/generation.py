@@ -144,7 +144,7 @@ def simulate(spec: ModelSpec, job: Job, gpu: Gpu, new_tokens: int) -> Simulated:
     run.ends["loaded"] = len(run.events)
     sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
     unfolded = unfolded_of(prefill, plan)
-    run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
+    run.forward(unfolded.events, unfolded.source, run.add(sizes, prefill.cached.__contains__), prefill.cached)
     run.ends["prefill"] = len(run.events)
     stride = max(1, ceil_div(new_tokens - 1, MAX_STEPS))
     last = prefill

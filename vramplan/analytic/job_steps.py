@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from vramplan.analytic.batch_scaling import BatchScaling, StepAt
-from vramplan.analytic.known_shapes import KnownShapes, Shape
+from vramplan.analytic.known_shapes import KnownShapes, Shape, are_alike
 from vramplan.analytic.layer_folding import Unfolded, unfold
 from vramplan.analytic.layers.lora_targets import check_saved
 from vramplan.analytic.layers.moe_peft import FORMER
@@ -96,7 +96,7 @@ class JobSteps:
             spec: the model.
             job: the job; its batch does not matter.
             card: the GPU.
-            similar: the same job on another GPU, with which it shares what does not depend on the GPU.
+            similar: the same job on another GPU, with which it shares what does not depend on the GPU, or on the same.
             known: timelines of other jobs, some of which may be this one's too.
 
         Raises:
@@ -120,7 +120,8 @@ class JobSteps:
             with names_setting("critic", critic.name):
                 self.critic = JobSteps(critic, critic_job(job), card)
         self.scaling: BatchScaling = BatchScaling(self.setting, self.plan) if similar is None else similar.scaling
-        self._common: _Common = _Common() if similar is None or depends_on_size(job) else similar._common
+        shares = similar is not None and (similar.card == card or not depends_on_size(job))
+        self._common: _Common = similar._common if similar is not None and shares else _Common()
         self._known = KnownShapes() if known is None else known
         self._begun: dict[tuple[int, int], PartialEstimate] = {}
         self._of_length: dict[int, JobSteps] = {}
@@ -260,6 +261,17 @@ class JobSteps:
 
             critics[self.card.name] = critic_phases(step)
 
+    def _similar_run(self, step: Step) -> SimulatedRun | None:
+        """The run of another batch whose step has the same events, of a job that generates completions."""
+        if not step.job.generates_completions:
+            return None
+        own = step.unfolded
+        for shape in reversed(self._common.shapes.values()):
+            other = shape.run.step.unfolded
+            if own.events == other.events and own.source == other.source and are_alike(shape.record, step.record):
+                return shape.run
+        return None
+
     def _known_shape(self, at: StepAt, job: Job) -> Shape:
         """A shape that is known from a job with other lengths, or a new one."""
         setting = replace(self.setting, job=job)
@@ -270,7 +282,7 @@ class JobSteps:
         if shape is None:
             step = Step(setting, self.plan, self.card, record=at.record, sizes=at.sizes)
             self._add_critic(step)
-            run = SimulatedRun(step, self._common.generated, self._critic(job))
+            run = SimulatedRun(step, self._common.generated, self._critic(job), self._similar_run(step))
             shape = Shape(at.record, step.unfolded.section_of, run, *step.kernels())
             if not varies:
                 self._known.add(job, rest, shape)

@@ -62,7 +62,7 @@ class KnownShapes:
         job = without_lengths(job)
         with self._lock:
             for number, known in enumerate(self._known):
-                if known.rest == rest and known.job == job and _are_alike(known.shape.record, record):
+                if known.rest == rest and known.job == job and are_alike(known.shape.record, record):
                     self._known.insert(0, self._known.pop(number))
                     return known.shape
         return None
@@ -84,7 +84,7 @@ def without_lengths(job: Job) -> Job:
     return with_batch(job.model_copy(update=dict.fromkeys(LENGTHS)), 1, 1)
 
 
-def _are_alike(one: StepRecord, other: StepRecord) -> bool:
+def are_alike(one: StepRecord, other: StepRecord) -> bool:
     """Whether two steps have one layout: a strategy looks at modules and kinds of storages, and at weights."""
     return one is other or (
         do_the_same(one, other)

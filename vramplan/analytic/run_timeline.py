@@ -6,10 +6,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vramplan.analytic.autograd.tape import EMPTIES_CACHE
 from vramplan.analytic.layer_folding import Unfolded
+from vramplan.analytic.rollout.alike import storages_instead
 from vramplan.analytic.rollout.colocated_vllm import VllmRollout, vllm_held
 from vramplan.analytic.rollout.openrlhf_critic import Critic, critic_phases
 from vramplan.analytic.rollout.phase import RolloutPhase
@@ -19,6 +20,7 @@ from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD,
 from vramplan.analytic.rollout.trl_ppo import value_rollout
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
+from vramplan.analytic.tasks.reference import is_of_reference
 from vramplan.analytic.unfolded_step import Step, buffers_of
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
@@ -100,10 +102,27 @@ class StepKinds(Kinds):
 class SimulatedRun:
     """The timelines of a simulated step, one per GPU that needs other memory."""
 
-    def __init__(self, step: Step, generated: Generated | None = None, critic: Critic | None = None) -> None:
-        self.step, self.critic = step, critic
+    def __init__(
+        self,
+        step: Step,
+        generated: Generated | None = None,
+        critic: Critic | None = None,
+        similar: SimulatedRun | None = None,
+    ) -> None:
+        """Lay out nothing yet.
+
+        Args:
+            step: the step.
+            generated: generations that were simulated, which batches share.
+            critic: OpenRLHF's, beside the actor.
+            similar: the run of another batch whose step has the same events; its layouts serve if rollouts differ in
+                sizes alone.
+        """
+        self.step, self.critic, self.similar = step, critic, similar
         self.generated = Generated() if generated is None else generated
         self._layouts: dict[int, Layout] = {}
+        self._rollouts: dict[int, tuple[list[Any], dict[int, int]]] = {}
+        """Phases in front of a step, and the first kind of each that has kinds of its own, by GPU."""
 
     @property
     def timeline(self) -> Timeline:
@@ -152,8 +171,29 @@ class SimulatedRun:
         """The same of one of them, laid out when it is first asked for."""
         if gpu not in self._layouts:
             share = self._first if gpu == self._first.gpu else strategy_of(self.step, Recorder(), gpu)
-            self._layouts[gpu] = self._layout(share)
+            self._layouts[gpu] = self._layout_of_similar(gpu) or self._layout(share)
         return self._layouts[gpu]
+
+    def _layout_of_similar(self, gpu: int) -> Layout | None:
+        """The layout of another batch's run with this one's rollouts; None if they differ in more than sizes."""
+        other = self.similar
+        if other is None or gpu not in other._rollouts or self.critic is not None or other.critic is not None:
+            return None
+        if generates_each_micro_step(self.step.job) != generates_each_micro_step(other.step.job):
+            return None
+        if later_images(self.step) != later_images(other.step):
+            return None
+        (before, known), layout = other._rollouts[gpu], other._layouts[gpu]
+        rollouts = rollout_phases(self.step, self.generated)
+        changed = storages_instead(before, rollouts, known)
+        if changed is None:
+            return None
+        storages = [*layout.storages]
+        for first, kinds in changed.items():
+            storages[first : first + len(kinds)] = kinds
+        pairs = zip(before, rollouts, strict=True)
+        self._rollouts[gpu] = rollouts, {id(new): known[id(old)] for old, new in pairs if id(old) in known}
+        return layout._replace(storages=storages)
 
     def _layout(self, share: Strategy) -> Layout:
         """Loading and optimizer steps, each of at most two micro-steps: without gradients, and on top of them."""
@@ -170,6 +210,8 @@ class SimulatedRun:
             record.allocate_all(reward_adapters(self.step))
         phases_of = rollout_phases if self.step.job.value_model is None else value_rollout
         rollouts, known = [*phases_of(self.step, self.generated)], dict[int, int]()
+        if rollouts and self.step.job.value_model is None:
+            self._rollouts[share.gpu] = rollouts, known
         scorers = {POLICY: share, REFERENCE: reference or share}
         if self.step.job.runs_verl and self.step.job.reference == "model":
             scorers[REFERENCE] = verl_reference(self.step, record)
@@ -203,7 +245,8 @@ class SimulatedRun:
         end = last[0][0].first_event, last[0][1]
         offsets = []
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
-        recorded = MicroSteps(share, events, reference)
+        beside_step = any(is_of_reference(piece.phase) for piece in pieces)  # else it scores before the step
+        recorded = MicroSteps(share, events, reference if beside_step else None)
         for step in range(STEPS):
             offset = 0
             for number, (_, sections) in enumerate(micro_steps):

@@ -59,8 +59,12 @@ class Generation:
 class Template(NamedTuple):
     """The events of a forward, whose storages are numbered within it (slot 0) or within the forward before (slot 1)."""
 
-    events: list[int]
-    slots: list[int]
+    events: array[int]
+    slots: array[int]
+    source: array[int]
+    """The simulated storage that each repeats."""
+    zeros: array[int]
+    """A zero for each."""
     cache: list[int]
     """The storages of keys and values, by layer."""
     held: list[int]
@@ -93,13 +97,13 @@ class GenerationRun:
         kinds = self.kinds
         return array("i", [kinds.setdefault((size, is_cache(number)), len(kinds)) for number, size in enumerate(sizes)])
 
-    def forward(self, events: array[int], source: Sequence[int], sizes: array[int], cached: frozenset[int]) -> None:
+    def forward(self, events: array[int], source: Sequence[int], kinds: Sequence[int], cached: frozenset[int]) -> None:
         """Record a forward.
 
         Args:
             events: number of each storage that is allocated, or ``~number`` of one that is freed.
             source: the simulated storage that each repeats.
-            sizes: rounded bytes of each simulated storage.
+            kinds: the kind of each simulated storage, from :meth:`add`.
             cached: those that are the keys or values of a layer. They replace those of the tokens before, which are
                 freed when they are there (transformers 5.23, cache_utils.py: DynamicLayer.update).
         """
@@ -107,8 +111,7 @@ class GenerationRun:
         if key not in self._templates:
             self._templates[key] = _template(events, source, cached, self._cache)
         template, first = self._templates[key], len(self.kind_of)
-        kinds = self.add(sizes, cached.__contains__)
-        self.kind_of.extend(array("i", map(kinds.__getitem__, source)))
+        self.kind_of.extend(passes.relocated(template.zeros, template.source, kinds))
         self.events.extend(passes.relocated(template.events, template.slots, [first, self._first]))
         self._first, self._before, self._cache = first, id(events), template.cache
         self._held += [first + number for number in template.held]
@@ -134,7 +137,8 @@ class GenerationRun:
 
 def _template(events: Sequence[int], source: Sequence[int], cached: frozenset[int], before: list[int]) -> Template:
     """The template of a forward behind one with the keys and values `before`."""
-    template = Template([], [], [], [])
+    numbers = array("i", source)
+    template = Template(array("i"), array("i"), numbers, array("i", bytes(4 * len(numbers))), [], [])
     for event in events:
         template.events.append(event)
         template.slots.append(0)

@@ -108,6 +108,13 @@ class VllmRollout:
         self.copies = list(record.allocate_all(copied))
         record.free_all(others)
 
+    def takes_as_much_as(self, other: VllmRollout) -> bool:
+        """Whether another generation takes as much."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("gathered", "chunks", "holds", "delta", "weights", "rest", "others")
+        )
+
     @staticmethod
     def gathers_all(job: Job) -> bool:
         """Whether adapters are merged with all weights gathered at once."""

@@ -170,7 +170,7 @@ def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool =
         prefill = simulate_forward(setting, 0)
         sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
         unfolded = unfolded_of(prefill, plan)
-        run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
+        run.forward(unfolded.events, unfolded.source, run.add(sizes, prefill.cached.__contains__), prefill.cached)
         if new > 1:
             decode(run, replace(setting, job=decode_job(job)), plan, gpu, job.sequence_length, new - 1, stride)
     run.drop()

@@ -47,19 +47,23 @@ class ShardedScoring:
         self.others.append(storage)
         return self
 
+    @property
+    def kinds(self) -> list[Storage]:
+        """The storages of the simulated forward."""
+        step = self.step
+        section_of = step.unfolded.section_of
+        return [
+            describe_in(step.setting, step.record, section_of, number, info.on(step.card))
+            for number, info in enumerate(step.record.storages)
+        ]
+
     def score(self, model: Strategy, known: dict[int, int]) -> None:
         """Add the events to a run; `known` has the first kind of each phase that was added before."""
         record, step = model.record, self.step
         record.enter(self.name)
         first = known.setdefault(id(self), len(record.kinds))
         if first == len(record.kinds):
-            section_of = step.unfolded.section_of
-            record.add_kinds(
-                [
-                    describe_in(step.setting, step.record, section_of, number, info.on(step.card))
-                    for number, info in enumerate(step.record.storages)
-                ]
-            )
+            record.add_kinds(self.kinds)
         others = record.allocate_all(self.others)
         events, pieces = step.unfolded.events, step.unfolded.pieces
         ends = [after.first_event for _, after in pairwise(pieces)] + [len(events)]

@@ -77,7 +77,7 @@ def _generation(step: Step) -> RolloutPhase:
     prefill = simulate_forward(setting, 0)
     unfolded = unfolded_of(prefill, plan)
     sizes = rounded_bytes([one.on(gpu).num_bytes for one in prefill.record.storages])
-    run.forward(unfolded.events, unfolded.source, sizes, prefill.cached)
+    run.forward(unfolded.events, unfolded.source, run.add(sizes, prefill.cached.__contains__), prefill.cached)
     first = len(run.events)
     if new > 1:
         stride = max(1, ceil_div(new - 1, DECODED))
