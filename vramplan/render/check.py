@@ -17,6 +17,7 @@ from vramplan.planner.undecided import Case
 from vramplan.render import gpu_groups
 from vramplan.render.figures import gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
+from vramplan.render.script_lines import with_line
 from vramplan.render.terminal import (
     Answer,
     Box,
@@ -42,6 +43,8 @@ MOST_LINES, BOX_FRAME = 12, 5
 """Lines of an answer without -v, and those of the box beside its own text: frame, verdict, bar, and the last line."""
 CHANGES = 76
 """Columns of the changes that would help, if they stand beside another part."""
+MOST_CHANGE = 50
+"""Columns of a change with the line of the script where it stands."""
 MOST_COST = 20
 """Columns of what a change costs."""
 MOST_BOX_SETTINGS = 3
@@ -85,7 +88,7 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         if verbose:
             ways, where = other_ways(verdict), where_it_goes(estimate)
             if ways:
-                where_and_others = side_by_side(screen, lambda part: _changes(part, ways), CHANGES, where)
+                where_and_others = side_by_side(screen, lambda part: _changes(part, verdict, ways), CHANGES, where)
                 shown += [Text(""), where_and_others]
             else:
                 shown += [Text(""), where(screen)]
@@ -198,7 +201,9 @@ def _rests_on(verdict: Verdict) -> list[str]:
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
     """The fewest changes, and that `--fix` makes them, where it does."""
     ways = ways_out(verdict)
-    lines = [_fix(screen, title, settings) if settings else screen.text(title, "bold") for title, settings in ways]
+    lines = [
+        _fix(screen, verdict, title, settings) if settings else screen.text(title, "bold") for title, settings in ways
+    ]
     can_fit = verdict.plan is None and (verdict.search is None or verdict.search.recommended is not None)
     return lines if can_fit else [*lines, *_writes(verdict)]
 
@@ -251,12 +256,17 @@ def _writes(verdict: Verdict) -> list[Text]:
     return [Text("--fix prints the fewest changes", "dim")] if edits else []
 
 
-def _fix(screen: Screen, title: str, settings: Iterable[str]) -> Text:
-    lines = [screen.text(f"{title}:", "bold")]
-    shown = [*settings]
-    lines += [screen.text(f"  {setting}") for setting in shown[:MOST_BOX_SETTINGS]]
-    rest = shown[MOST_BOX_SETTINGS:]
-    return Text("\n").join([*lines, *([screen.text(f"  {'  '.join(rest)}")] if rest else [])])
+def _fix(screen: Screen, verdict: Verdict, title: str, settings: Sequence[str]) -> Text:
+    single, rest = settings[:MOST_BOX_SETTINGS], settings[MOST_BOX_SETTINGS:]
+    lines = [*(setting.split("  ") for setting in single), *([rest] if rest else [])]
+    shown = [screen.text(f"  {_placed(verdict, line, inside(screen) - 2)}") for line in lines]
+    return Text("\n").join([screen.text(f"{title}:", "bold"), *shown])
+
+
+def _placed(verdict: Verdict, settings: Sequence[str], width: int) -> str:
+    """Settings on one line, with the line of the script where they stand if there is room for it."""
+    text, placed = "  ".join(settings), with_line(verdict.reading, settings)
+    return placed if cell_len(placed) <= width else text
 
 
 def first_change(verdict: Verdict) -> LeverEffect | None:
@@ -271,12 +281,15 @@ def other_ways(verdict: Verdict) -> list[LeverEffect]:
     return [counsel for counsel in verdict.advice if counsel is not first_change(verdict)]
 
 
-def _changes(screen: Screen, advice: list[LeverEffect]) -> Group:
+def _changes(screen: Screen, verdict: Verdict, advice: list[LeverEffect]) -> Group:
     """Changes, cheapest first, each with the batch that its figure is for."""
     batch = advice[0].batch
     details = [*([f"each with {', '.join(batch)}"] if batch else [])]
     title = Text.assemble(("What would help", "bold"), (f", GiB{''.join(f', {one}' for one in details)}", "dim"))
-    changes = [[*counsel.settings] or [f"on {counsel.card}"] for counsel in advice]
+    changes = [
+        [_placed(verdict, [setting], MOST_CHANGE) for setting in counsel.settings] or [f"on {counsel.card}"]
+        for counsel in advice
+    ]
     if screen.narrow:
         rows = []
         for counsel, change in zip(advice, changes, strict=True):
