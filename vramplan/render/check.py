@@ -15,7 +15,7 @@ from vramplan.planner.check import Verdict
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
 from vramplan.render import gpu_groups
-from vramplan.render.figures import gib, sentence, time_of_step
+from vramplan.render.figures import free_gib, gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
 from vramplan.render.script_lines import with_line
 from vramplan.render.terminal import (
@@ -62,7 +62,7 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         box = Box(
             subject(estimate.model, verdict.card.title, estimate.job.num_gpus),
             outcome_of_check(verdict),
-            verdict.need_bytes,
+            need_of_check(verdict),
             estimate.capacity_bytes,
             min(verdict.spare_bytes, estimate.capacity_bytes),
             verdict=words_of_check(verdict),
@@ -86,7 +86,8 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
             *_data_set(screen, verdict),
         ]
         if verbose:
-            ways, where = other_ways(verdict), where_it_goes(estimate)
+            length = f"with {estimate.job.sequence_length:,} tokens" if shortest_tried(verdict) else ""
+            ways, where = other_ways(verdict), where_it_goes(estimate, length)
             if ways:
                 where_and_others = side_by_side(screen, lambda part: _changes(part, verdict, ways), CHANGES, where)
                 shown += [Text(""), where_and_others]
@@ -111,7 +112,9 @@ def outcome_of_check(verdict: Verdict) -> Outcome:
 
 
 def words_of_check(verdict: Verdict) -> str:
-    """The verdict if it depends on what the configuration does not say; empty if it does not."""
+    """The verdict if it depends on what the configuration does not say, or never fits; empty for a plain one."""
+    if shortest := shortest_tried(verdict):
+        return f"DOES NOT FIT EVEN AT {shortest.sequence_length:,} TOKENS"
     if not verdict.depends:
         return ""
     if words := gpu_groups.undecided(verdict):
@@ -127,8 +130,27 @@ def words_of_check(verdict: Verdict) -> str:
     return f"FITS{words.upper().replace('GPUS', 'GPUs')}"
 
 
+def shortest_tried(verdict: Verdict) -> Case | None:
+    """The shortest of several lengths, if it needs more than there is beside the margin; None if one length fits."""
+    cases = [case for case in verdict.cases if case.num_gpus == verdict.estimate.job.num_gpus]
+    shortest = min(cases, key=lambda case: case.sequence_length, default=None)
+    if len(cases) < 2 or shortest is None or any(case.fits for case in verdict.cases):
+        return None
+    lengths = {case.sequence_length for case in cases}
+    too_large = shortest.need_bytes > verdict.estimate.capacity_bytes - verdict.spare_bytes
+    return shortest if len(lengths) > 1 and too_large else None
+
+
+def need_of_check(verdict: Verdict) -> int:
+    """Bytes that the headline is about: of the shortest length if not even that fits."""
+    shortest = shortest_tried(verdict)
+    return verdict.need_bytes if shortest is None else shortest.need_bytes
+
+
 def _cases(screen: Screen, verdict: Verdict) -> list[Text]:
     """The need for each value of what the configuration does not say, a line for each number of GPUs."""
+    if len(verdict.cases) == 1:  # the verdict's own
+        return []
     counts = sorted({case.num_gpus for case in verdict.cases})
     several_lengths = len({case.sequence_length for case in verdict.cases}) > 1
     if not several_lengths:
@@ -161,6 +183,9 @@ def reason(verdict: Verdict) -> str:
     estimate = verdict.estimate
     if words := gpu_groups.failing(verdict):
         return words
+    if shortest := shortest_tried(verdict):
+        free, margin = estimate.capacity_bytes - shortest.need_bytes, gib(verdict.spare_bytes)
+        return f"headroom {free_gib(free)}, less than the margin {margin}" if free >= 0 else ""
     if verdict.case_fits or verdict.free_bytes < 0 or outcome_of_check(verdict) == "without margin":
         return ""
     if not estimate.fits:
@@ -246,7 +271,8 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         known = "no change that was tried is enough" if verdict.advice else "nothing else helps"
         return [*ways, (f"No micro-batch fits at this global batch; {known}", [])]
     cost = "free" if first.cost == FREE else f"costs {first.cost}"
-    title = f"No micro-batch fits. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
+    at_length = f" with {verdict.estimate.job.sequence_length:,} tokens" if shortest_tried(verdict) else ""
+    title = f"No micro-batch fits{at_length}. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
     return [*ways, (title, [*first.settings, *first.batch])]
 
 
@@ -409,6 +435,7 @@ def _notes(screen: Screen, all_notes: list[Note], verbose: bool) -> list[Text]:
 __all__ = [
     "answer",
     "data_set",
+    "need_of_check",
     "other_ways",
     "outcome_of_check",
     "reason",
