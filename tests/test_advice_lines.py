@@ -112,3 +112,43 @@ def test_check_prints_the_lines(script: Path) -> None:
         console.print(answer(vramplan.check(script, "rtx4090", num_gpus=1)))
     lines = [line.strip("│ ") for line in shown.get().splitlines()]
     assert 'vllm_mode="colocate"  # add to GRPOConfig(...), line 5' in lines
+
+
+# -- contrastive losses ------------------------------------------------------------------------------------------------
+
+CACHED = """from datasets import load_dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+
+model = SentenceTransformer("BAAI/bge-m3")
+model.max_seq_length = 256
+loss = CachedMultipleNegativesRankingLoss(model, mini_batch_size=64)
+args = SentenceTransformerTrainingArguments(output_dir="out", per_device_train_batch_size=256, bf16=True)
+trainer = SentenceTransformerTrainer(
+    model=model, args=args, train_dataset=load_dataset("sentence-transformers/all-nli", "pair")["train"], loss=loss
+)
+trainer.train()
+"""
+
+
+def test_a_cached_loss_runs_fewer_texts_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "embed.py"
+    path.write_text(CACHED)
+    verdict = vramplan.check(path, "rtx4090", num_gpus=1)
+    assert not verdict.fits
+    (title, settings), *others = ways_out(verdict)
+    assert title.startswith("Same micro-batch and negatives, fits at")
+    size = verdict.advice[0].update["mini_batch_size"]
+    assert settings == [f"mini_batch_size={size}"]
+    assert with_line(verdict.reading, settings) == f"mini_batch_size={size}  # line 7"
+    assert any("a smaller mini_batch_size keeps them" in text for text, _ in others)
+    changed, doubled = (
+        vramplan.check(path, "rtx4090", num_gpus=1, settings={"mini_batch_size": str(other)})
+        for other in (size, 2 * size)
+    )
+    assert (changed.fits, changed.need_bytes) == (True, verdict.advice[0].device_total_bytes)
+    assert not doubled.fits
+    path.write_text(CACHED.replace(", mini_batch_size=64", ""))
+    reading = vramplan.check(path, "rtx4090", num_gpus=1).reading
+    assert with_line(reading, settings) == f"mini_batch_size={size}  # add to the loss, line 7"
+    assert with_line(reading, ["max_seq_length=128"]) == "max_seq_length=128  # line 6"

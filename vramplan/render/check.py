@@ -251,9 +251,13 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         job = verdict.estimate.job
         several = len({case.sequence_length for case in verdict.cases}) > 1
         at_length = f" with {job.sequence_length:,} tokens" if several else ""
+        negatives = [change for change in verdict.advice if "mini_batch_size" in change.update]
+        for change in negatives:
+            title = f"Same micro-batch and negatives, fits at {gib(change.device_total_bytes)} GiB{at_length}"
+            ways.append((f"{title}, costs {change.cost}", [*change.settings]))
         ways.append((f"Same global batch, fits at {size} GiB{at_length}", settings))
         ways += [(f"But {text}", []) for text in verdict.plan_warnings]
-        for change in verdict.advice[:1]:
+        for change in [change for change in verdict.advice if change.cost == FREE][:1]:
             need, words = gib(change.device_total_bytes), "  ".join(change.settings)
             ways.append((f"Or free, {need} GiB at micro-batch {change.micro_batch_size}: {words}", []))
         return ways

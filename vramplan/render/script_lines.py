@@ -9,8 +9,19 @@ from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.python_script import LORA, MODEL, QUANTIZED
 from vramplan.frameworks.registry import FRAMEWORKS
 
-ELSEWHERE = {*MODEL, *LORA, *QUANTIZED, *MODEL.values(), *LORA.values(), *QUANTIZED.values(), "use_peft"}
+ELSEWHERE = {
+    *MODEL,
+    *LORA,
+    *QUANTIZED,
+    *MODEL.values(),
+    *LORA.values(),
+    *QUANTIZED.values(),
+    "use_peft",
+    "model_init_kwargs",
+}
 """Keys that are arguments of a model's, an adapter's or a quantization's constructor, not of the trainer's."""
+OF_LOSS, LOSS, ENCODERS = "mini_batch_size", "loss_class", "sentence-transformers"
+"""An argument of a loss, and the key that has its place; the framework whose trainers get a loss."""
 LONGEST_NAME = 20
 """Characters of a constructor's name that have room on a line: SentenceTransformerTrainingArguments has 36."""
 SPLIT = ("unsloth",)
@@ -40,6 +51,11 @@ def _place(config: ParsedConfig, key: str) -> str:
         if not line.isdigit():
             return written.place if not call and line.rpartition(":")[2].isdigit() else ""
         return f"line {line}" if not call else f"add to {call}(...), line {line}" if call.isidentifier() else ""
+    if config.framework == ENCODERS and key == OF_LOSS and LOSS in config.settings:
+        line = config.settings[LOSS].place.removeprefix(f"{config.where}:")
+        return f"add to the loss, line {line}" if line.isdigit() else ""
+    if config.framework == ENCODERS and key in ("max_seq_length", OF_LOSS):  # the model's, the loss's
+        return ""
     constructor = config.constructor
     framework = next((framework for framework in FRAMEWORKS.values() if framework.name == config.framework), None)
     if framework is None or constructor is None or key in ELSEWHERE or config.framework in SPLIT:
