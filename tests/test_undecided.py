@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,12 @@ import pytest
 from tests.helpers import cli
 from vramplan.errors import ConfigError
 from vramplan.planner import check
+from vramplan.planner.check import Verdict
 from vramplan.planner.fix import fix
+from vramplan.render.check import answer, need_of_check, ways_out, words_of_check
+from vramplan.render.figures import gib
+from vramplan.render.terminal import SafeConsole
+from vramplan.render.web.checked import of_check
 
 NO_LENGTH = (
     "model_name_or_path: Qwen/Qwen3-8B\ndtype: bfloat16\nuse_peft: true\nlora_r: 16\ndataset_name: a/b\n"
@@ -119,3 +126,37 @@ def test_an_error_names_one_gpu_where_each_holds_the_model(tmp_path: Path) -> No
     )
     with pytest.raises(ConfigError, match=r"the 6 completions of a generation \(micro-batch 6 x 1 steps x 1 GPUs\)"):
         check.check(path, "rtx4090")
+
+
+# -- what never fits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch", "headline"), [(256, "DOES NOT FIT EVEN AT 32 TOKENS"), (64, "FITS UP TO 32 TOKENS")])
+def test_the_headline_is_about_the_shortest_length(tmp_path: Path, batch: int, headline: str) -> None:
+    text = NO_LENGTH.replace("use_peft: true\nlora_r: 16\n", "").replace("Qwen3-8B", "Qwen3-0.6B")
+    text = text.replace("gradient_checkpointing: true", "gradient_checkpointing: false")
+    path = _write(tmp_path, text.replace("batch_size: 1", f"batch_size: {batch}"))
+    verdict = check.check(path, "rtx3060", num_gpus=1)
+    assert words_of_check(verdict) == headline
+    shortest = verdict.cases[0]
+    assert (shortest.sequence_length, need_of_check(verdict)) == (32, shortest.need_bytes)
+    if not shortest.fits:
+        assert verdict.estimate.job.sequence_length == 1024  # what the changes are for
+        assert ways_out(verdict)[-1][0].startswith("No micro-batch fits with 1,024 tokens.") or verdict.plan
+        assert headline.capitalize() in of_check(verdict).head
+        assert gib(shortest.need_bytes) in of_check(verdict).head
+
+
+def test_one_case_has_no_hint_of_a_number_of_gpus(tmp_path: Path) -> None:
+    verdict = check.check(_write(tmp_path, NO_LENGTH.replace("null", "1024")), "rtx3060")
+    text = "GiB of each; --num-gpus says how many"
+    assert len(verdict.cases) == 2
+    assert text in _shown(verdict)
+    assert text not in _shown(replace(verdict, cases=verdict.cases[:1]))
+
+
+def _shown(verdict: Verdict) -> str:
+    console = SafeConsole(width=80, file=StringIO())
+    with console.capture() as shown:
+        console.print(answer(verdict))
+    return shown.get()

@@ -256,3 +256,13 @@ def test_gpus_are_completed_by_their_numbers() -> None:
     assert all(load_gpu(name).title == title for name, title in found.items())
     assert dict(gpu_names("rtx3060,a100-4"))["rtx3060,a100-40gb-sxm"] == "A100 40GB SXM"
     assert all(load_gpu(name).name.startswith("rtx") for name, _ in gpu_names("3"))
+
+
+@pytest.mark.parametrize("command", ["suggest", "estimate"])
+def test_a_data_set_belongs_to_check(command: str) -> None:
+    words = [command, "Qwen/Qwen2.5-0.5B", "--gpu", "rtx4090", "--dataset", "data.jsonl"]
+    done = cli(*words, *(["--global-batch", "16"] if command == "suggest" else []))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--lengths" in done.stderr
+    assert "vramplan check FILE --dataset" in done.stderr

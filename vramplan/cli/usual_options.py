@@ -28,6 +28,7 @@ from vramplan.units import in_digits, ungrouped
 
 _PAIR = re.compile(r"([A-Za-z]\w*)=(.+)", re.DOTALL)
 """A setting without dashes: lora_r=16."""
+DATASET = "--dataset: give --lengths SHORTEST-LONGEST here; `vramplan check FILE --dataset DATA` measures the samples"
 FOUND_BY_SUGGEST = ("micro_batch_size", "gradient_accumulation_steps")
 """Settings that people give to a command that looks for them."""
 
@@ -81,6 +82,8 @@ def _declared(word: str, rest: deque[str], options: Mapping[str, Parameter]) -> 
     dashed = f"--{plain(name).replace('_', '-')}"
     if dashed in options:
         return _option(dashed, options[dashed], value if has_value else None, rest)
+    if dashed == "--dataset" and "--lengths" in options:
+        raise ConfigError(DATASET)
     if plain(name) in NO_EFFECT:
         if not has_value and rest and not rest[0].startswith("--"):
             rest.popleft()

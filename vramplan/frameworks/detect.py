@@ -63,7 +63,7 @@ def from_text(
     Raises:
         ConfigError: if the text cannot be parsed, or if a script has no training command or several.
     """
-    is_python = path.suffix in (".py", ".ipynb")
+    is_python, constructor = path.suffix in (".py", ".ipynb"), None
     if _is_shell(path, text):
         environment = {**environment, **slurm.environment(text)}
         commands = shell.commands(text, str(path), environment, substituted=True)
@@ -79,13 +79,14 @@ def from_text(
             if configs_of(commands, context):
                 return chosen(commands, context, number)
         detected, settings = python_script.settings_of(script)
-        name = framework or detected
+        name, constructor = framework or detected, python_script.constructor_of(script)
     else:
         settings = _mapping(text, path)
         name = framework or recognize(settings, str(path))
     variables = _variables(environment)
     spelling: Spelling = "python" if is_python else "yaml"
-    source = ConfigSource(settings, with_exports(settings, variables), where=str(path), spelling=spelling, gpu=gpu)
+    exports = with_exports(settings, variables)
+    source = ConfigSource(settings, exports, where=str(path), spelling=spelling, gpu=gpu, constructor=constructor)
     return DetectedConfig(find_framework(name), source)
 
 

@@ -87,6 +87,10 @@ class ParsedConfig:
     """Keys that are read for one another: names of the same setting in several versions."""
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
     """What the configuration itself holds, with places."""
+    where: str = ""
+    """Its path, with which places begin."""
+    constructor: ConfigValue | None = None
+    """In a Python script the call that makes the trainer's arguments: its name and place, if there is one alone."""
 
     def words(self, update: Mapping[str, Any]) -> dict[str, str]:
         """Changes to the job as the framework's keys and values; those that it has no key for are left out."""

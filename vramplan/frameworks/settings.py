@@ -89,6 +89,8 @@ class ConfigSource:
     """The model that it names, if it has been looked up."""
     program: str = ""
     """The script that a command runs, as it names it: scripts/sft.py."""
+    constructor: ConfigValue | None = None
+    """In a Python script the call that makes the trainer's arguments: its name and place, if there is one alone."""
 
     notes: tuple[Note, ...] = ()
     """Notes on how it was read."""

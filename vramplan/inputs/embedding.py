@@ -13,6 +13,8 @@ SETTINGS = ("embedding_loss", "joins_texts", "mini_batch_size", "matryoshka_dims
 SCORED = ("cosent", "angle", "cosine_similarity", "contrastive", "online_contrastive")
 """Losses of pairs with a score."""
 
+CACHED = "cached_multiple_negatives"
+"""The loss that runs `mini_batch_size` texts of a micro-batch at a time and has all of it as negatives."""
 IN_BATCH = {
     "multiple_negatives": "CachedMultipleNegativesRankingLoss",
     "symmetric": "CachedMultipleNegativesSymmetricRankingLoss",
@@ -112,7 +114,7 @@ def describe_embedding(job: Job, reads_both_ways: bool) -> str:
     if job.joins_texts:
         own = "InfoNCE" if job.embedding_loss == "multiple_negatives" else loss
         return f"{own} of ms-swift, pairs{others} in one forward, each text as long, lasttoken pooling"
-    if job.embedding_loss == "cached_multiple_negatives":
+    if job.embedding_loss == CACHED:
         loss += f" by {job.mini_batch_size} texts"
     if job.matryoshka_dims is not None:
         loss = f"MatryoshkaLoss of {', '.join(map(str, job.matryoshka_dims))} over {loss}"

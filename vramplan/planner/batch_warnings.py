@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vramplan.inputs.embedding import IN_BATCH
+from vramplan.inputs.embedding import CACHED, IN_BATCH
 from vramplan.inputs.job import Job
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.search_result import Plan
@@ -36,13 +36,20 @@ def fewer_negatives(job: Job, micro_batch_size: int, other: int) -> list[str]:
 
     (sentence-transformers 6.2, losses/multiple_negatives_ranking.py: the other samples of a forward are the negatives.)
     """
-    if job.task != "embedding" or job.embedding_loss not in IN_BATCH or micro_batch_size >= other:
+    if job.task != "embedding" or job.embedding_loss not in (*IN_BATCH, CACHED) or micro_batch_size >= other:
         return []
     alone = f"{micro_batch_size} samples of a micro-batch are each other's negatives, not {other}"
     if micro_batch_size == 1:
         alone = f"1 sample has no others as negatives, which a micro-batch of {other} has"
-    kept = "" if job.joins_texts else f"; {IN_BATCH[job.embedding_loss]} keeps them, a mini_batch_size at a time"
+    kept = "" if job.joins_texts else f"; {_keeper(job)}"
     return [f"{alone}: accumulation adds none, and fewer negatives train another model{kept}"]
+
+
+def _keeper(job: Job) -> str:
+    """What keeps the negatives of a larger micro-batch."""
+    if job.embedding_loss == CACHED:
+        return "a smaller mini_batch_size keeps them" if job.mini_batch_size > 1 else "a larger GPU keeps them"
+    return f"{IN_BATCH[job.embedding_loss]} keeps them, a mini_batch_size at a time"
 
 
 def batch_guidance(plan: Plan | None) -> list[str]:

@@ -45,6 +45,7 @@ from vramplan.planner.estimate import estimate, estimator_for
 from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.gpu_groups import GroupVerdict, worst_of
 from vramplan.planner.image_losses import check_image_loss
+from vramplan.planner.mini_batches import smaller_mini_batch
 from vramplan.planner.monotone_search import largest
 from vramplan.planner.own_words import as_key
 from vramplan.planner.read_config import (
@@ -458,7 +459,8 @@ def judge(
         estimator, _, is_analytic = estimator_for(spec, progress)
         estimates = EstimateCache(spec, training.job, with_margin(gpu, confidence), estimator, several=False)
         free = free_changes(config, estimates, training, verdict.spare_bytes) if is_analytic else []
-        return replace(verdict, search=search, plan=plan, advice=tuple(free))
+        mini = smaller_mini_batch(config, estimates, training, verdict.spare_bytes) if is_analytic else None
+        return replace(verdict, search=search, plan=plan, advice=(*([mini] if mini else []), *free))
     image = processed_image(spec, training.job) if spec.model_type in IMAGE_PROCESSORS else None
     image_tokens = training.job.pictures * image.all_tokens if image is not None else 0
     effects = config_levers(config, search, run_estimate, image_tokens, verdict.spare_bytes)

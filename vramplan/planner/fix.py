@@ -135,7 +135,8 @@ class _Candidates:
         where = self.found.source.where
         if self.found.source.spelling == "python" or where.endswith(".toml"):
             raise UnsupportedError(
-                f"{setting('fix')}: {where}: Python and TOML are not edited; `vramplan check` says what to change"
+                f"{setting('fix')}: {where}: Python and TOML are not edited; `vramplan check` says what to change, and"
+                " in Python at which line"
             )
         self.verdicts: dict[tuple[tuple[str, str], ...], Verdict | None] = {}
         self.required: list[Change] = []

@@ -66,6 +66,7 @@ def _read(found: DetectedConfig, num_gpus: int, version: str | None) -> ParsedCo
     note_fp16_scaler(reader, config.job)
     zero_config.cast(config.job)
     config.spelling, config.settings = found.source.spelling, found.source.settings
+    config.where, config.constructor = found.source.where, found.source.constructor
     for name in config.video_sampling.keys:
         reader.note("ignored", name, "is about videos; --videos says that there are any")
     reader.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key)

@@ -15,8 +15,9 @@ from vramplan.planner.check import Verdict
 from vramplan.planner.search_result import FREE, LeverEffect
 from vramplan.planner.undecided import Case
 from vramplan.render import gpu_groups
-from vramplan.render.figures import gib, sentence, time_of_step
+from vramplan.render.figures import free_gib, gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
+from vramplan.render.script_lines import with_line
 from vramplan.render.terminal import (
     Answer,
     Box,
@@ -42,6 +43,8 @@ MOST_LINES, BOX_FRAME = 12, 5
 """Lines of an answer without -v, and those of the box beside its own text: frame, verdict, bar, and the last line."""
 CHANGES = 76
 """Columns of the changes that would help, if they stand beside another part."""
+MOST_CHANGE = 50
+"""Columns of a change with the line of the script where it stands."""
 MOST_COST = 20
 """Columns of what a change costs."""
 MOST_BOX_SETTINGS = 3
@@ -59,7 +62,7 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         box = Box(
             subject(estimate.model, verdict.card.title, estimate.job.num_gpus),
             outcome_of_check(verdict),
-            verdict.need_bytes,
+            need_of_check(verdict),
             estimate.capacity_bytes,
             min(verdict.spare_bytes, estimate.capacity_bytes),
             verdict=words_of_check(verdict),
@@ -83,9 +86,10 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
             *_data_set(screen, verdict),
         ]
         if verbose:
-            ways, where = other_ways(verdict), where_it_goes(estimate)
+            length = f"with {estimate.job.sequence_length:,} tokens" if shortest_tried(verdict) else ""
+            ways, where = other_ways(verdict), where_it_goes(estimate, length)
             if ways:
-                where_and_others = side_by_side(screen, lambda part: _changes(part, ways), CHANGES, where)
+                where_and_others = side_by_side(screen, lambda part: _changes(part, verdict, ways), CHANGES, where)
                 shown += [Text(""), where_and_others]
             else:
                 shown += [Text(""), where(screen)]
@@ -108,7 +112,9 @@ def outcome_of_check(verdict: Verdict) -> Outcome:
 
 
 def words_of_check(verdict: Verdict) -> str:
-    """The verdict if it depends on what the configuration does not say; empty if it does not."""
+    """The verdict if it depends on what the configuration does not say, or never fits; empty for a plain one."""
+    if shortest := shortest_tried(verdict):
+        return f"DOES NOT FIT EVEN AT {shortest.sequence_length:,} TOKENS"
     if not verdict.depends:
         return ""
     if words := gpu_groups.undecided(verdict):
@@ -124,8 +130,27 @@ def words_of_check(verdict: Verdict) -> str:
     return f"FITS{words.upper().replace('GPUS', 'GPUs')}"
 
 
+def shortest_tried(verdict: Verdict) -> Case | None:
+    """The shortest of several lengths, if it needs more than there is beside the margin; None if one length fits."""
+    cases = [case for case in verdict.cases if case.num_gpus == verdict.estimate.job.num_gpus]
+    shortest = min(cases, key=lambda case: case.sequence_length, default=None)
+    if len(cases) < 2 or shortest is None or any(case.fits for case in verdict.cases):
+        return None
+    lengths = {case.sequence_length for case in cases}
+    too_large = shortest.need_bytes > verdict.estimate.capacity_bytes - verdict.spare_bytes
+    return shortest if len(lengths) > 1 and too_large else None
+
+
+def need_of_check(verdict: Verdict) -> int:
+    """Bytes that the headline is about: of the shortest length if not even that fits."""
+    shortest = shortest_tried(verdict)
+    return verdict.need_bytes if shortest is None else shortest.need_bytes
+
+
 def _cases(screen: Screen, verdict: Verdict) -> list[Text]:
     """The need for each value of what the configuration does not say, a line for each number of GPUs."""
+    if len(verdict.cases) == 1:  # the verdict's own
+        return []
     counts = sorted({case.num_gpus for case in verdict.cases})
     several_lengths = len({case.sequence_length for case in verdict.cases}) > 1
     if not several_lengths:
@@ -158,6 +183,9 @@ def reason(verdict: Verdict) -> str:
     estimate = verdict.estimate
     if words := gpu_groups.failing(verdict):
         return words
+    if shortest := shortest_tried(verdict):
+        free, margin = estimate.capacity_bytes - shortest.need_bytes, gib(verdict.spare_bytes)
+        return f"headroom {free_gib(free)}, less than the margin {margin}" if free >= 0 else ""
     if verdict.case_fits or verdict.free_bytes < 0 or outcome_of_check(verdict) == "without margin":
         return ""
     if not estimate.fits:
@@ -207,7 +235,9 @@ def _rests_on(verdict: Verdict) -> list[str]:
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
     """The fewest changes, and that `--fix` makes them, where it does."""
     ways = ways_out(verdict)
-    lines = [_fix(screen, title, settings) if settings else screen.text(title, "bold") for title, settings in ways]
+    lines = [
+        _fix(screen, verdict, title, settings) if settings else screen.text(title, "bold") for title, settings in ways
+    ]
     can_fit = verdict.plan is None and (verdict.search is None or verdict.search.recommended is not None)
     return lines if can_fit else [*lines, *_writes(verdict)]
 
@@ -230,9 +260,13 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         job = verdict.estimate.job
         several = len({case.sequence_length for case in verdict.cases}) > 1
         at_length = f" with {job.sequence_length:,} tokens" if several else ""
+        negatives = [change for change in verdict.advice if "mini_batch_size" in change.update]
+        for change in negatives:
+            title = f"Same micro-batch and negatives, fits at {gib(change.device_total_bytes)} GiB{at_length}"
+            ways.append((f"{title}, costs {change.cost}", [*change.settings]))
         ways.append((f"Same global batch, fits at {size} GiB{at_length}", settings))
         ways += [(f"But {text}", []) for text in verdict.plan_warnings]
-        for change in verdict.advice[:1]:
+        for change in [change for change in verdict.advice if change.cost == FREE][:1]:
             need, words = gib(change.device_total_bytes), "  ".join(change.settings)
             ways.append((f"Or free, {need} GiB at micro-batch {change.micro_batch_size}: {words}", []))
         return ways
@@ -250,7 +284,8 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
         known = "no change that was tried is enough" if verdict.advice else "nothing else helps"
         return [*ways, (f"No micro-batch fits at this global batch; {known}", [])]
     cost = "free" if first.cost == FREE else f"costs {first.cost}"
-    title = f"No micro-batch fits. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
+    at_length = f" with {verdict.estimate.job.sequence_length:,} tokens" if shortest_tried(verdict) else ""
+    title = f"No micro-batch fits{at_length}. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
     return [*ways, (title, [*first.settings, *first.batch])]
 
 
@@ -260,12 +295,17 @@ def _writes(verdict: Verdict) -> list[Text]:
     return [Text("--fix prints the fewest changes", "dim")] if edits else []
 
 
-def _fix(screen: Screen, title: str, settings: Iterable[str]) -> Text:
-    lines = [screen.text(f"{title}:", "bold")]
-    shown = [*settings]
-    lines += [screen.text(f"  {setting}") for setting in shown[:MOST_BOX_SETTINGS]]
-    rest = shown[MOST_BOX_SETTINGS:]
-    return Text("\n").join([*lines, *([screen.text(f"  {'  '.join(rest)}")] if rest else [])])
+def _fix(screen: Screen, verdict: Verdict, title: str, settings: Sequence[str]) -> Text:
+    single, rest = settings[:MOST_BOX_SETTINGS], settings[MOST_BOX_SETTINGS:]
+    lines = [*(setting.split("  ") for setting in single), *([rest] if rest else [])]
+    shown = [screen.text(f"  {_placed(verdict, line, inside(screen) - 2)}") for line in lines]
+    return Text("\n").join([screen.text(f"{title}:", "bold"), *shown])
+
+
+def _placed(verdict: Verdict, settings: Sequence[str], width: int) -> str:
+    """Settings on one line, with the line of the script where they stand if there is room for it."""
+    text, placed = "  ".join(settings), with_line(verdict.reading, settings)
+    return placed if cell_len(placed) <= width else text
 
 
 def first_change(verdict: Verdict) -> LeverEffect | None:
@@ -280,12 +320,15 @@ def other_ways(verdict: Verdict) -> list[LeverEffect]:
     return [counsel for counsel in verdict.advice if counsel is not first_change(verdict)]
 
 
-def _changes(screen: Screen, advice: list[LeverEffect]) -> Group:
+def _changes(screen: Screen, verdict: Verdict, advice: list[LeverEffect]) -> Group:
     """Changes, cheapest first, each with the batch that its figure is for."""
     batch = advice[0].batch
     details = [*([f"each with {', '.join(batch)}"] if batch else [])]
     title = Text.assemble(("What would help", "bold"), (f", GiB{''.join(f', {one}' for one in details)}", "dim"))
-    changes = [[*counsel.settings] or [f"on {counsel.card}"] for counsel in advice]
+    changes = [
+        [_placed(verdict, [setting], MOST_CHANGE) for setting in counsel.settings] or [f"on {counsel.card}"]
+        for counsel in advice
+    ]
     if screen.narrow:
         rows = []
         for counsel, change in zip(advice, changes, strict=True):
@@ -405,6 +448,7 @@ def _notes(screen: Screen, all_notes: list[Note], verbose: bool) -> list[Text]:
 __all__ = [
     "answer",
     "data_set",
+    "need_of_check",
     "other_ways",
     "outcome_of_check",
     "reason",

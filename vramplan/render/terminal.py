@@ -237,8 +237,8 @@ def inside(screen: Screen) -> int:
     return min(BOX_WIDTH, screen.width) - 4
 
 
-def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
-    """The need of the GPU by category, largest first; the parts add up to it."""
+def where_it_goes(estimate: Estimate, detail: str = "") -> Callable[[Screen], Group]:
+    """The need of the GPU by category, largest first; the parts add up to it. `detail` says of which case."""
 
     def lay_out(screen: Screen) -> Group:
         shown, need = parts(estimate)
@@ -251,7 +251,7 @@ def where_it_goes(estimate: Estimate) -> Callable[[Screen], Group]:
             rows.append(row + size_bar(size, shown[0][1], room, screen.ascii_only))
         rows.append(Text(f"  {NEED:<{width}}  {need / 100:6.2f}", "bold"))
         fullest = [f"GPU {estimate.fullest_card}"] if estimate.cards else []
-        details = ["GiB", *fullest, f"peak in {estimate.peak_phase}"]
+        details = ["GiB", *([detail] if detail else []), *fullest, f"peak in {estimate.peak_phase}"]
         return Group(Text.assemble(("Where it goes", "bold"), (f", {', '.join(details)}", "dim")), *rows)
 
     return lay_out

@@ -139,6 +139,12 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     return ("trl" if is_trl else "transformers"), settings
 
 
+def constructor_of(script: Script) -> ConfigValue | None:
+    """The name and place of the call that makes the trainer's arguments; None if there are several or none."""
+    calls = script.named(*CONFIGS)
+    return ConfigValue(calls[0].last, calls[0].place) if len(calls) == 1 else None
+
+
 def _trained_model(script: Script, run: Run) -> Model | None:
     """The model that the trainer gets; None if the trainer loads it by its name.
 

@@ -27,7 +27,7 @@ def of_check(verdict: Verdict) -> Answer:
     """The verdict on a configuration, the way out, what could turn it, and where the memory goes."""
     estimate, result = verdict.estimate, check.outcome_of_check(verdict)
     words = check.words_of_check(verdict).capitalize().replace("gpu", "GPU") or SIGNS[result][1]
-    size = need_of_capacity(verdict.need_bytes, estimate.capacity_bytes)
+    size = need_of_capacity(check.need_of_check(verdict), estimate.capacity_bytes)
     head = banner(estimate, result, words, size, verdict.card.title)
     head += f'<p class="what">{escape(visible(estimate.model))}, read as {escape(visible(read_as(verdict)))}</p>'
     head += facts(estimate, _room(verdict))
@@ -77,16 +77,16 @@ def visible_text(text: str) -> str:
 
 def _room(verdict: Verdict) -> tuple[str, str, str]:
     """The headroom at the fullest moment: a title, GiB, and how much of them is the margin."""
-    capacity = verdict.estimate.capacity_bytes
+    capacity, need = verdict.estimate.capacity_bytes, check.need_of_check(verdict)
     text = room(
         check.outcome_of_check(verdict),
-        verdict.need_bytes,
+        need,
         capacity,
         min(verdict.spare_bytes, capacity),
         check.reason(verdict),
     )
-    free = room_gib(capacity, verdict.need_bytes)
-    if verdict.need_bytes > capacity:
+    free = room_gib(capacity, need)
+    if need > capacity:
         return "Too much", f"{free.lstrip('-')} GiB", "more than there is"
     return "Headroom", f"{free} GiB", escape(text.partition(", ")[2] or text.removeprefix(f"headroom {free}"))
 
