@@ -186,7 +186,10 @@ def _check_positions(module: nn.Module, job: Job, owner: str, tower: str | None)
     Raises:
         ConfigError: naming the table's size.
     """
+    vision = getattr(getattr(module, "config", None), "vision_config", None)
     for path, submodule in module.named_modules():
+        if vision is not None and type(getattr(submodule, "config", None)) is type(vision):
+            tower = tower or path  # of a model whose images are not modelled
         if tower is not None and path.startswith(tower):
             continue  # positions of patches
         name = path.rpartition(".")[2]
