@@ -1,5 +1,7 @@
 """MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR: refused for their images, traced on text alone if that is asked for."""
 
+from pathlib import Path
+
 import pytest
 
 import vramplan
@@ -49,3 +51,10 @@ def test_a_towers_table_does_not_bound_the_text() -> None:
     assert estimate.job.sequence_length == 64
     with pytest.raises(UnsupportedError, match=r"vision tower of minicpmv4_6"):
         vramplan.estimate(small("minicpmv4_6"), "h200", by="trace", sequence_length=64, images=1)
+
+
+def test_other_models_with_a_tower_are_not_traced_on_text_alone_unasked(tmp_path: Path) -> None:
+    """A trace of idefics2 leaves its images out: that is no answer to whoever trains it on them."""
+    (tmp_path / "config.json").write_text('{"model_type": "idefics2", "vision_config": {}, "text_config": {}}')
+    with pytest.raises(UnsupportedError, match=r"tower and processor are not described; .*by=trace traces it on text"):
+        vramplan.estimate(str(tmp_path), "h100", sequence_length=128)

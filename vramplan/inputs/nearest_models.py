@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.errors import setting
 from vramplan.inputs.model_spec import ModelSpec
 
 NO_CLASS = "transformers 5.23 has no class of it, and its own code is traced only from a folder with trust_remote_code"
@@ -56,6 +57,8 @@ UNLIKE: dict[str, str] = {
     "dbrx": "its experts take turns, which a trace cannot follow without data",
 }
 """Why models that none comes near are refused."""
+TOWERS = ("vision_config", "audio_config")
+"""Parts of a configuration that are of a tower: a trace that nobody asked for would leave out what it takes."""
 MEASURE = "measure a step of the longest sample with torch.cuda.max_memory_reserved()"
 
 
@@ -71,4 +74,9 @@ def refusal(spec: ModelSpec, trust_remote_code: bool) -> str:
     if kind in WITHOUT_TEXT:
         why, nearest = WITHOUT_TEXT[kind]
         return f"{owner}{why} those of {nearest}, which is the nearest; {MEASURE}"
-    return f"{owner}{UNLIKE[kind]}; {MEASURE}" if kind in UNLIKE else ""
+    if kind in UNLIKE:
+        return f"{owner}{UNLIKE[kind]}; {MEASURE}"
+    if any(isinstance(spec.config.get(part), dict) for part in TOWERS):
+        only = f"`vramplan estimate` with {setting('by', 'trace')} traces it on text alone"
+        return f"{owner}{IMAGES}; {only}, which needs less than images or sounds"
+    return ""
