@@ -172,6 +172,8 @@ class SimulatedRun:
         if gpu not in self._layouts:
             share = self._first if gpu == self._first.gpu else strategy_of(self.step, Recorder(), gpu)
             self._layouts[gpu] = self._layout_of_similar(gpu) or self._layout(share)
+            if len(self._layouts) == len(self.gpus):
+                self.similar = None  # which may be given up now
         return self._layouts[gpu]
 
     def _layout_of_similar(self, gpu: int) -> Layout | None:
