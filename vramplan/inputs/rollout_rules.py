@@ -169,7 +169,7 @@ ROLLOUT_RULES = (
         lambda job: generates(job) and job.loss not in LOSSES[str(job.task)],
         UNSUPPORTED,
         "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
-        " {loss=standard}, whole logits as in TRL up to 1.12",
+        " {loss=standard}, whole logits as in TRL up to 1.13",
     ),
     Rule(
         lambda job: (

@@ -208,7 +208,7 @@ def _describe_grpo(job: Job) -> str:
     """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
     if job.runs_verl:
         return _describe_verl(job)
-    version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.12")
+    version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.13")
     package = "ms-swift" if job.vllm_sync_parts is not None else OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)

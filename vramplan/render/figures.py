@@ -148,7 +148,7 @@ def trainer(job: Job) -> str:
 
     >>> from vramplan import Job
     >>> trainer(Job(task="dpo", loss="chunked")), trainer(Job(task="grpo")), trainer(Job())
-    ('DPO of TRL 1.15 on', "GRPO of TRL up to 1.12, transformers' generate", '')
+    ('DPO of TRL 1.15 on', "GRPO of TRL up to 1.13, transformers' generate", '')
     """
     if job.task not in TRL_TASKS:
         return ""
@@ -172,7 +172,7 @@ def trainer(job: Job) -> str:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {
         **TRL_VERSIONS,
-        "standard": "up to 1.12" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
+        "standard": "up to 1.13" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
     }
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
     return f"{name} of TRL{versions}{engine}"
