@@ -32,7 +32,7 @@ def test_a_limit_that_does_not_fit_comes_with_a_length_that_does(tmp_path: Path)
     answer = cli("check", str(path), "--gpu", "4090")
     assert answer.returncode == 1
     text = " ".join(answer.stdout.replace("│", " ").split())
-    assert f"8,192 tokens, the limit; samples of {found.shorter_length:,} fit" in text
+    assert f"8,192 tokens, the limit, are counted; of {found.shorter_length:,} fit" in text
     data = json.loads(cli("check", str(path), "--gpu", "4090", "--json").stdout)
     assert data["shorter_length"] == found.shorter_length
 

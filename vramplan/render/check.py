@@ -217,7 +217,7 @@ def shorter_samples(verdict: Verdict) -> list[str]:
     if verdict.shorter_length is None:
         return []
     limit, shorter = verdict.estimate.job.sequence_length, verdict.shorter_length
-    return [f"Counts samples of {limit:,} tokens, the limit; samples of {shorter:,} fit: --dataset FILE counts yours"]
+    return [f"Samples of {limit:,} tokens, the limit, are counted; of {shorter:,} fit (--dataset)"]
 
 
 def _rests_on(verdict: Verdict) -> list[str]:
