@@ -96,7 +96,8 @@ def test_the_verdict_comes_first_in_a_box_of_ten_lines(question: str) -> None:
     assert re.search(r"\d+\.\d GiB of \d+\.\d", lines[start + 1])
     if question.startswith("check"):
         assert lines[0].startswith("Read as ")
-        assert len(lines) <= 12 or question == "check", "with -v there is more"
+        most = 12 + any("are counted" in line for line in lines)  # which samples fit may turn the verdict
+        assert len(lines) <= most or question == "check", "with -v there is more"
     else:
         assert lines[end + 1].startswith("Assumes ")
 
