@@ -15,6 +15,7 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import names_setting
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.task_rules import OF_FRAMEWORKS
 from vramplan.memory.fused_attention import FusedAttention
 
 TEACHER_STACK = 2
@@ -59,7 +60,8 @@ def check_teacher(spec: ModelSpec, teacher: ModelSpec, job: Job, gpu: Gpu) -> li
         if own != other:
             raise ConfigError(
                 f"the student model has vocab_size {own} but the teacher model has vocab_size {other}: GKD compares the"
-                " teacher's full next-token distribution, and TRL requires a teacher with the same vocab_size"
+                f" teacher's full next-token distribution, and {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires a teacher"
+                " with the same vocab_size"
             )
     return notes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.errors import UnsupportedError
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.image_task_rules import WITH_IMAGES, is_compared
@@ -35,9 +35,15 @@ def check_image_loss(spec: ModelSpec, config: ParsedConfig, job: Mapping[str, An
     if loss in losses and config.compared_with_images and is_compared(read, spec.model_type):
         return
     fields = {**job, "loop": "trainer"}
-    if job.get("strategy") in ("zero3", "fsdp"):
+    sharded = job.get("strategy") in ("zero3", "fsdp")
+    if sharded:
         fields["strategy"] = "zero2"
+    of_swift = config.framework == "ms-swift"
+    whose = f"{config.framework} {config.version.partition(' ')[0]}" if of_swift else "this trainer"
+    newer = setting("framework_version", "4.6")
+    way = f"if you run a newer version, {newer}; " if of_swift and not config.compared_with_images else ""
+    whole = "weights are whole on each GPU in what is " if sharded else ""
     raise UnsupportedError(
-        f"{job['task']} with images was not compared with a run of this trainer; nearest, TRL's own:"
+        f"{job['task']} with images was not compared with a run of {whose}; {way}{whole}nearest, TRL's own:"
         f" {estimate_command(spec.name, fields)} --loss {losses[0]}"
     )

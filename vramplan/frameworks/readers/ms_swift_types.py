@@ -60,7 +60,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         raise config.unsupported(
             "task_type",
             f"of versions before {TWO_WORDS_SINCE}, with all words' logits, is not modelled yet; nearest, as of"
-            f" {TWO_WORDS_SINCE}, which needs less: {nearest}",
+            f" {TWO_WORDS_SINCE}, which needs less, and of one text for each query: {nearest}",
         )
     if value not in TASKS:
         raise config.unsupported("task_type", f"is not modelled yet; modelled: {', '.join(TASKS)}")
