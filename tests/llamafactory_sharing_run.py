@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch import nn
 
 from tests.llamafactory_trace import Custom, FinetuningArguments, load
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
 
@@ -99,15 +97,5 @@ def _answers(tensor: torch.Tensor) -> torch.Tensor:
     return torch.full_like(tensor, ANSWERS) if tensor.dim() > 1 else tensor
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
-    row = json.loads(sys.argv[1])
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    found = run(row, load(Path(os.environ["LLAMAFACTORY"]) / "llamafactory"))
-    if os.environ.get("RANK", "0") == "0":
-        print("PEAKS " + json.dumps(found), flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    print_peaks(lambda row: run(row, load(Path(os.environ["LLAMAFACTORY"]) / "llamafactory")))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -21,7 +18,7 @@ from tests.swift_grpo_trace import SwiftGrpo
 from tests.swift_seeing import SeeingSwift
 from tests.swift_seeing_grpo_trace import SeeingSwiftGrpo
 from tests.swift_trace import Swift
-from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing
 from tests.trl_trace import Setup, tokenizer
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
@@ -143,15 +140,5 @@ def generated(trainer: Any, setup: Any, peaks: Peaks) -> None:
     trainer._prepare_inputs = prepare
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
-    row = json.loads(sys.argv[1])
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    peaks = run(row)
-    if os.environ.get("RANK", "0") == "0":
-        print("PEAKS " + json.dumps(peaks), flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    print_peaks(run)

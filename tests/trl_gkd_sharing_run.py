@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from typing import Any
 
@@ -14,7 +11,7 @@ from torch import nn
 from tests.helpers import spec_of
 from tests.recorded_runs import job_of, model_of
 from tests.trl_gkd_trace import BETAS
-from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.torch_backend.dtypes import DTYPES
@@ -114,15 +111,5 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     return {{"reference": "teacher"}.get(phase, phase): size for phase, size in peaks.found.items()}
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
-    row = json.loads(sys.argv[1])
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    found = run(row)
-    if os.environ.get("RANK", "0") == "0":
-        print("PEAKS " + json.dumps(found), flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    print_peaks(run)

@@ -6,9 +6,6 @@ gets weights as vLLM's own client packs them (vllm/distributed/weight_transfer/p
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -20,7 +17,7 @@ from torch import nn
 
 from tests.helpers import card_of, spec_of
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, adapters, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, print_peaks, sharing
 from vramplan.inputs.job import Job
 from vramplan.memory import vllm
 from vramplan.torch_backend.dtypes import DTYPES
@@ -253,15 +250,5 @@ def observe(trainer: Any, peaks: Peaks) -> None:
     engine._take_model_step = entering("optimizer", engine._take_model_step)
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
-    row = json.loads(sys.argv[1])
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    found = run(row)
-    if os.environ.get("RANK", "0") == str(row.get("rank", 0)):
-        print("PEAKS " + json.dumps(found), flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    print_peaks(run)

@@ -221,15 +221,15 @@ def observe(trainer: Any, peaks: Peaks) -> None:
     trainer.training_step = training_step.__get__(trainer)
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
+def print_peaks(run: Callable[[dict[str, Any]], dict[str, int]]) -> None:
+    """Run the row that the program is given, print the peaks of rank 0, or of the row's, and end the process."""
     row = json.loads(sys.argv[1])
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    found = run(row)
-    if os.environ.get("RANK", "0") == row.get("rank", "0"):
-        print("PEAKS " + json.dumps(found), flush=True)
+    peaks = run(row)
+    if os.environ.get("RANK", "0") == str(row.get("rank", 0)):
+        print("PEAKS " + json.dumps(peaks), flush=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    print_peaks(run)

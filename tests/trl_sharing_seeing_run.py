@@ -5,9 +5,6 @@ Batches have images as processors make them; completions come from elsewhere, an
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -18,7 +15,7 @@ import torch
 from torch import nn
 
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
@@ -175,15 +172,5 @@ def generated(trainer: Any, job: Job, images: ImageInputs, peaks: Peaks) -> None
     trainer._prepare_inputs = prepare
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
-    row = json.loads(sys.argv[1])
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    found = run(row)
-    if os.environ.get("RANK", "0") == "0":
-        print("PEAKS " + json.dumps(found), flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    print_peaks(run)

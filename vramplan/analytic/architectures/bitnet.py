@@ -5,8 +5,11 @@ Weights in 16 bits; those packed in two are a quantized checkpoint.
 
 from __future__ import annotations
 
+from functools import partial
+
 from vramplan.analytic.architectures.architecture import Architecture
 from vramplan.analytic.architectures.decoder import Decoder
+from vramplan.analytic.architectures.moe import layer
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.layers.attention import attend, update_cache
@@ -15,18 +18,6 @@ from vramplan.analytic.layers.mlp import activation
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import rotary
 from vramplan.inputs.model_spec import Config
-
-
-def layer(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
-    """Norm, attention, add; norm, feed-forward, add."""
-    residual = x
-    x = net.rms_norm("input_layernorm", x)
-    x, *weights = attention(net, c, x, ctx, kind)
-    x = ops.add(residual, x, "residual stream")
-    residual = x
-    x = net.rms_norm("post_attention_layernorm", x)
-    x = feed_forward(net, c, x)
-    return ops.add(residual, x, "residual stream")
 
 
 def attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor, ...]:
@@ -45,7 +36,7 @@ def attention(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind)
     return net.linear("self_attn.o_proj", out, width, bias), *weights
 
 
-def feed_forward(net: Modules, c: Config, x: Tensor) -> Tensor:
+def feed_forward(net: Modules, c: Config, x: Tensor, kind: LayerKind) -> Tensor:
     """BitNetMLP."""
     width = c.count("intermediate_size", 6912)
     product = ops.mul(
@@ -55,4 +46,4 @@ def feed_forward(net: Modules, c: Config, x: Tensor) -> Tensor:
     return net.linear("mlp.down_proj", net.rms_norm("mlp.ffn_sub_norm", product), x.shape[-1])
 
 
-ARCHITECTURES = {"bitnet": Architecture(decoder=Decoder(layer))}
+ARCHITECTURES = {"bitnet": Architecture(decoder=Decoder(partial(layer, attends=attention, feeds=feed_forward)))}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from vramplan.analytic.architectures.architecture import Architecture, one_stack
 from vramplan.analytic.architectures.decoder import Decoder, Rotary
 from vramplan.analytic.architectures.llama import patterned, window_or
@@ -40,17 +42,23 @@ def act(c: Config) -> str:
     return "gelu_pytorch_tanh" if name == "gelu" else name
 
 
-def gemma(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
-    """Gemma 1: Llama's layer with its own norm."""
+def gemma(
+    net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, second: str = "post_attention_layernorm"
+) -> Tensor:
+    """Gemma 1: Llama's layer with its own norm; `second` is the name of the feed-forward's."""
     bias = c.flag("attention_bias", False)
     residual = x
     x = norm(net, "input_layernorm", x)
     x, *weights = attention(net, c, x, ctx, kind, bias, bias)
     x = ops.add(residual, x, "residual stream")
     residual = x
-    x = norm(net, "post_attention_layernorm", x)
+    x = norm(net, second, x)
     x = gated_mlp(net, c, x, act(c))
     return ops.add(residual, x, "residual stream")
+
+
+VAULT = partial(gemma, second="pre_feedforward_layernorm")
+"""VaultGemma: Gemma 2 without the norms behind the branches."""
 
 
 def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, qk_norm: bool = False) -> Tensor:
@@ -65,19 +73,6 @@ def sandwich(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind, 
     x = norm(net, "pre_feedforward_layernorm", x)
     x = gated_mlp(net, c, x, act(c))
     x = norm(net, "post_feedforward_layernorm", x)
-    return ops.add(residual, x, "residual stream")
-
-
-def vault(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:
-    """VaultGemma: Gemma 2 without the norms behind the branches."""
-    bias = c.flag("attention_bias", False)
-    residual = x
-    x = norm(net, "input_layernorm", x)
-    x, *weights = attention(net, c, x, ctx, kind, bias, bias)
-    x = ops.add(residual, x, "residual stream")
-    residual = x
-    x = norm(net, "pre_feedforward_layernorm", x)
-    x = gated_mlp(net, c, x, act(c))
     return ops.add(residual, x, "residual stream")
 
 
@@ -96,7 +91,7 @@ ARCHITECTURES = {
         attention=("eager", "flash"),  # _supports_sdpa = False: SDPA cannot cap scores
     ),
     "vaultgemma": Architecture(
-        decoder=Decoder(vault, embed=embed, norm=norm, after_head=cap, window=window_or(4096)),
+        decoder=Decoder(VAULT, embed=embed, norm=norm, after_head=cap, window=window_or(4096)),
         tied=True,
         stacks=one_stack(lambda c: patterned(c, 2)),
         defaults={"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},

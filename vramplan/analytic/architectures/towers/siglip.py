@@ -116,6 +116,20 @@ GEMMAS = VisionTower(
 )
 
 
+NEXT = VisionTower(
+    embed,
+    layer,
+    anyres_project,
+    all_alike,
+    place=place,
+    finish=finish,
+    chosen=chosen_layers,
+    fills_cache=False,
+    holds_cast=False,
+    wrapped=NO_TEXT_TOWER.format("Siglip"),
+)
+
+
 def aya_project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Tensor:
     """Squares of patches made one token, a norm, one layer whose halves gate each other, one more."""
     name, (tiles, patches, width) = "multi_modal_projector", x.shape
@@ -142,29 +156,6 @@ TOWERS = {
         chosen=lambda whole: chosen_layers(whole, -1),
         masks_text=lambda whole, sliding: False,
     ),
-    "llava_next/siglip_vision_model": VisionTower(
-        embed,
-        layer,
-        anyres_project,
-        all_alike,
-        place=place,
-        finish=finish,
-        chosen=chosen_layers,
-        fills_cache=False,
-        holds_cast=False,
-        wrapped=NO_TEXT_TOWER.format("Siglip"),
-    ),
-    "llava_onevision": VisionTower(
-        embed,
-        layer,
-        onevision_project,
-        all_alike,
-        place=place,
-        finish=finish,
-        chosen=chosen_layers,
-        fills_cache=False,
-        holds_cast=False,
-        tower_type="siglip_vision_model",
-        wrapped=NO_TEXT_TOWER.format("Siglip"),
-    ),
+    "llava_next/siglip_vision_model": NEXT,
+    "llava_onevision": replace(NEXT, project=onevision_project, tower_type="siglip_vision_model"),
 }
