@@ -7,6 +7,7 @@ from vramplan.analytic.architectures.lookup import ModelArchitecture, architectu
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
+from vramplan.analytic.not_compared import not_compared
 from vramplan.analytic.supported_adapters import check_older_mixture
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
@@ -15,7 +16,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_spec import MAX_LAYERS, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
-from vramplan.inputs.task_rules import NO_REWARD, OF_FRAMEWORKS, TRL_TASKS
+from vramplan.inputs.task_rules import NO_REWARD, TRL_TASKS
 from vramplan.inputs.validation import are_linear, check_card, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
@@ -123,7 +124,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         check_idle_tower(spec, model, job)
         + check_liger(spec, job)
         + check_mixers(spec, architecture, job)
-        + _not_compared(job)
+        + not_compared(job)
         + _all_logits(model, job)
     )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
@@ -189,62 +190,6 @@ def check_second_model(spec: ModelSpec, job: Job, gpu: Gpu) -> None:
 def _has_experts(spec: ModelSpec) -> bool:
     """Whether the model is a mixture of experts, by its configuration."""
     return any(spec.config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-
-SGLANG_REPORTS = (
-    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations"
-    " may take less, and graphs of a large mixture more"
-)
-
-
-def _not_compared(job: Job) -> list[str]:
-    """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
-    if job.runs_verl:
-        alone = ["FSDP on one GPU, which shards nothing, follows torch's events: it was not compared with verl's runs"]
-        joins = ["verl's padded rows from 0.8 on follow its source and torch's: they were not compared with its runs"]
-        older = ["verl before 0.7 under FSDP 2 follows its source and torch's: it was not compared with its runs"]
-        return [
-            *(alone if job.num_gpus == job.fsdp.replicas else ()),
-            *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
-            *(older if job.verl.head_in_root else ()),
-            f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
-            f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code: of 0.7.1 on one GPU,"
-            f" of 0.9.1 on two emulated GPUs; what {job.verl.engine_name} takes follows its source"
-            + (SGLANG_REPORTS if job.verl.engine == "sglang" else ""),
-        ]
-    if job.runs_openrlhf:
-        return [
-            "OpenRLHF's models were compared with runs of its own code on one GPU; how DeepSpeed shares them, and what"
-            " goes to vLLM, follow their sources"
-        ]
-    if job.task in ROLLOUTS and job.num_gpus > 1 and (job.loss != "chunked" or job.quantize != "none"):
-        package = OF_FRAMEWORKS.get(job.loss, "its trainer" if job.loss == "standard" else "TRL")
-        what = " of quantized models" if job.loss == "chunked" else ""
-        return [f"{str(job.task).upper()}{what} on several GPUs was not compared with runs of {package}"]
-    by_swift = job.strategy == "zero3" and job.generated_by == "none"  # two emulated GPUs
-    if job.task == "gkd" and job.num_gpus > 1 and job.loss not in ("standard", "chunked") and not by_swift:
-        return [f"GKD of this loss on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
-    if job.value_model is not None and job.num_gpus > 1:
-        return ["PPO of TRL on several GPUs was not compared with runs"]
-    if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):
-        return ["PPO of LLaMA-Factory on several GPUs, and of quantized models, was not compared with runs"]
-    if job.loss == "kept_log_probs" and job.num_gpus > 1:
-        return [
-            "OpenRLHF's loops were compared with runs on one GPU; DeepSpeed's share is that of other trainers' runs"
-        ]
-    sharded = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
-    if job.task not in ("dpo", "kto") or not sharded:
-        return []
-    notes = []
-    compared = ("chunked", "log_softmax", *(("logits_to_keep",) if job.strategy == "zero3" else ()))
-    if job.loss not in compared:
-        package = OF_FRAMEWORKS.get(job.loss, "TRL")
-        notes.append(
-            f"{job.task.upper()} by whole logits under ZeRO-3 and FSDP 2 was not compared with runs of {package}"
-        )
-    if job.strategy == "zero3" and job.method != "full" and job.checkpointing == "none":
-        notes.append("DPO and KTO with adapters under ZeRO-3 without checkpointing: 1.6 % above a run of TRL")
-    return notes
 
 
 def _all_logits(model: ModelArchitecture, job: Job) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import ceil
@@ -16,7 +16,6 @@ from vramplan.errors import (
     ConfigError,
     UnknownNameError,
     UnsupportedError,
-    VramplanError,
     setting,
     spell,
 )
@@ -58,6 +57,7 @@ from vramplan.planner.read_config import (
     with_prompt,
 )
 from vramplan.planner.search_result import LeverEffect, Plan, Search
+from vramplan.planner.shorter_samples import is_length_a_limit, shorter_length
 from vramplan.planner.suggest import suggest
 from vramplan.planner.undecided import Case
 from vramplan.progress import Progress, silent
@@ -74,8 +74,6 @@ CACHED = (
     f" set {EXPANDABLE_SEGMENTS}"
 )
 """Why a data set does not fit although its longest sample would."""
-HALVINGS = 5
-"""How often a limit of samples that does not fit is halved, to say which samples do."""
 FUSED_EVALUATION = (
     "is estimated with the same fused loss, without whole logits; a framework that returns predictions, or a kernel"
     " that fuses in training alone, holds them: then it needs more"
@@ -346,22 +344,6 @@ def _shorter_prompt(config: ParsedConfig, length: int) -> dict[str, int]:
     return {"prompt_length": length - completion}
 
 
-def is_length_a_limit(config: ParsedConfig) -> bool:
-    """Whether the configuration cuts samples at a length, which they may not reach."""
-    return config.rows == "samples" and "sequence_length" in config.job and config.job.get("task") not in GENERATING
-
-
-def _shorter_length(limit: int, verdict_at: Callable[[int], Verdict]) -> int | None:
-    """The longest of some halves of a limit that fits; None if none does."""
-    for length in (limit >> halvings for halvings in range(1, HALVINGS + 1)):
-        try:
-            if length and verdict_at(length).fits:
-                return length
-        except VramplanError:  # shorter than its images, or than its prompt
-            return None
-    return None
-
-
 def judge(
     config: ParsedConfig,
     spec: ModelSpec,
@@ -433,7 +415,7 @@ def judge(
     if verdict.fits or not look_further:
         return verdict
     if data is None and sequence_length is None and is_length_a_limit(config):
-        verdict = replace(verdict, shorter_length=_shorter_length(job["sequence_length"], verdict_at))
+        verdict = replace(verdict, shorter_length=shorter_length(job["sequence_length"], verdict_at))
     training, eval_size = verdict.estimate, config.eval_batch_size or 0
     room = training.capacity_bytes - verdict.spare_bytes
     if (verdict.evaluation_bytes or 0) > room:
