@@ -20,6 +20,7 @@ COMMAND = (
 )
 LORA = "--tuner_type lora"
 ONE_ROW = "--padding_free true --attn_impl flash_attn"
+PACKED = "--packing true --attn_impl flash_attn"
 OF_TYPES = [row for row in OF_SWIFT if row["job"]["task"] in ("sequence_classification", "embedding", *RERANKERS)]
 
 
@@ -103,7 +104,18 @@ def test_the_data_says_how_many_texts_a_sample_has(tmp_path: Path) -> None:
             "Qwen/Qwen3-0.6B",
             "attn_impl flash",
         ),
-        ("--task_type reranker", f"{LORA} {ONE_ROW} --packing true", "Qwen/Qwen3-0.6B", "packing"),
+        (
+            "--task_type reranker",
+            f"{LORA} {PACKED} --streaming true",
+            "Qwen/Qwen3-0.6B",
+            "streaming: true with packing",
+        ),
+        (
+            "--task_type embedding --loss_type infonce",
+            f"--sft_type lora {PACKED}",
+            "Qwen/Qwen3-0.6B",
+            "embedding of versions before 3.12",
+        ),
         ("--task_type seq_cls --num_labels 2", f"--sft_type lora {ONE_ROW}", "Qwen/Qwen3-0.6B", "before 3.12"),
         ("--task_type embedding --loss_type infonce", LORA, "BAAI/bge-m3", "sentence-transformers trains"),
         ("--task_type embedding --loss_type infonce", LORA, "Alibaba-NLP/gte-Qwen2-1.5B-instruct", "Sentence"),
@@ -113,6 +125,36 @@ def test_the_data_says_how_many_texts_a_sample_has(tmp_path: Path) -> None:
 def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, types: str, more: str, model: str, said: str) -> None:
     with pytest.raises(VramplanError, match=said):
         check(command(tmp_path, types, more, model), gpu="4090")
+
+
+@pytest.mark.parametrize(
+    ("types", "more", "expected", "doubt"),
+    [
+        ("--task_type seq_cls --num_labels 4", "", {"sequence_length": 256, "negatives": 0}, ""),
+        ("--task_type reranker", "", {"sequence_length": 256, "negatives": 0}, "8 texts of max_length would be 2,048"),
+        ("--task_type reranker", "--packing_length 4096", {"sequence_length": 4096, "negatives": 0}, ""),
+        (
+            "--task_type embedding --loss_type infonce",
+            "--packing_length 700",
+            {"sequence_length": 350, "joins_texts": True},
+            "3 texts of max_length would be 768",
+        ),
+    ],
+)
+def test_packs_are_planned_full(tmp_path: Path, types: str, more: str, expected: dict[str, Any], doubt: str) -> None:
+    read = check(command(tmp_path, types, f"{LORA} {PACKED} {more}"), gpu="4090")
+    assert {name: getattr(read.estimate.job, name) for name in expected} == expected
+    assert read.estimate.job.batches == "packed"
+    doubts = [note.text for note in read.reading.notes if note.kind == "doubt"]
+    assert len(doubts) == bool(doubt)
+    assert not doubt or doubt in doubts[0]
+
+
+def test_samples_of_several_texts_are_not_packed_from_a_data_set(tmp_path: Path) -> None:
+    path = command(tmp_path, "--task_type reranker", f"{LORA} {PACKED}")
+    (tmp_path / "texts.jsonl").write_text('{"query": "a", "positive": "b", "negative": "c"}\n')
+    with pytest.raises(VramplanError, match="all texts of a sample are in one pack"):
+        check(path, gpu="4090", dataset=tmp_path / "texts.jsonl")
 
 
 def test_the_head_of_a_language_model_is_loaded() -> None:

@@ -152,6 +152,11 @@ def apply_dataset(
             f"{lengths.path}: with {setting('task', job['task'])} completions are generated beside those of a data set;"
             f" give {setting('sequence_length')} of the longest"
         )
+    if config.rows == "packed" and job.get("task") in (*RERANKERS, "embedding"):
+        raise ConfigError(
+            f"{lengths.path}: with packing all texts of a sample are in one pack, which is not counted from a data set;"
+            " leave it out: a full pack is planned"
+        )
     distribution = lengths.distribution(image_tokens, completion)
     trained = distribution.limit_to(limit, config.drops_longer)
     full_job = complete_job(spec, gpu, job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError
@@ -71,12 +73,40 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     joins = config.boolean("padding_free", default=False)
     if joins and not at_least(version, SINCE):
         raise config.unsupported("padding_free", f"with task_type {value} before {SINCE} is not modelled yet")
-    config.require_off("packing", why=f"with task_type {value} is not modelled yet; padding_free: true is")
+    packs = config.boolean("packing", default=False)
+    if packs and not at_least(version, SINCE):
+        raise config.unsupported("packing", f"with task_type {value} before {SINCE} is not modelled yet")
     config.read_keys |= {"loss_type", "problem_type"}
     fields: dict[str, Any] = {"task": TASKS[value], "loss": "standard"}
-    fields["batches"] = "packed" if joins else "padded"
+    fields["batches"] = "packed" if joins or packs else "padded"
     read = {"seq_cls": _classifier, "embedding": _embedding}.get(value, _reranker)
-    return fields | read(config)
+    fields |= read(config)
+    return fields | _packs(config, fields, job.get("sequence_length")) if packs else fields
+
+
+def _packs(config: ConfigReader, fields: Mapping[str, Any], pack: int | None) -> dict[str, Any]:
+    """Packs of whole samples, each with all its texts (dataset/packing.py: create_packed_idx sums their lengths).
+
+    A pack is one row, whose tokens decide; into how many texts they are divided changes only the scores, a few KiB.
+
+    Raises:
+        UnsupportedError: for a stream, of which ms-swift counts a sample's texts instead of their tokens.
+    """
+    if fields["task"] == "sequence_classification":
+        return {}  # a sample is one text, and no longer than a pack
+    config.require_off("streaming", why="with packing of samples of several texts is not modelled")
+    texts = fields["negatives"] + (2 if fields["task"] == "embedding" else 1)
+    longest = config.integer("max_length", default=0, least=0) if config.has("max_length") else pack
+    if longest is None or pack is None:
+        raise config.unsupported("packing", "without max_length is not modelled: samples may be of any length")
+    if texts * longest > pack:
+        config.note(
+            "doubt",
+            "packing",
+            f"makes a pack of its own of a sample whose texts together have more than {pack:,} tokens:"
+            f" {texts} texts of max_length would be {texts * longest:,}",
+        )
+    return {"negatives": 0, "sequence_length": ceil(pack / 2) if fields["task"] == "embedding" else pack}
 
 
 def _plain(job: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +154,7 @@ def _reranker(config: ConfigReader) -> dict[str, Any]:
 
 def _negatives(config: ConfigReader, default: int, what: str) -> int:
     """Texts that do not match, which only the data says."""
-    if not config.has("negatives"):
+    if not config.has("negatives") and config.is_off("packing"):
         config.note(
             "doubt",
             "negatives",
