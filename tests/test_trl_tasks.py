@@ -27,7 +27,7 @@ MODELLED = [
     (version, task)
     for version, tables in DEFAULTS.items()
     for task, trainer in trl_tasks.TRAINERS.items()
-    if tables.get(task) and any(loss and at_least(version, first) for first, loss in trainer.losses)
+    if tables.get(task) and ["", *(loss for first, loss in trainer.losses if at_least(version, first))][-1]
 ]
 
 
@@ -144,7 +144,10 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
         ("dpo", "1.14.2", {}, "DPOTrainer of TRL 1.14.2"),
         ("grpo", "0.17.0", {}, "modelled are those of 0.18 to 1.13, 1.15 on"),
         ("rloo", "0.21.0", {}, "modelled are those of 0.22 to 1.13, 1.15 on"),
-        ("kto", "1.12.0", {"per_device_train_batch_size": 2}, "1.15 on"),
+        ("kto", "0.17.0", {}, "modelled are those of 0.18 to 1.5, 1.9 to 1.13, 1.15 on"),
+        ("kto", "1.7.0", {}, "KTOTrainer of TRL 1.7.0"),
+        ("kto", "1.12.0", {"use_liger_kernel": True}, "whose loss is Liger's"),
+        ("kto", "0.28.0", {"per_device_train_batch_size": 1}, "stops at a per_device_train_batch_size of 1"),
         ("dpo", "1.13.0", {"use_liger_kernel": True}, "of TRL 1.0 to 1.12, and TRL 1.15 on"),
         ("dpo", "0.28.0", {"use_liger_kernel": True}, "of TRL 1.0 to 1.12, and TRL 1.15 on"),
         ("dpo", "1.7.0", {"use_liger_kernel": True, "use_peft": True}, "TRL 1.8 takes them"),
@@ -166,6 +169,13 @@ def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[s
     with pytest.raises(VramplanError) as caught:
         read_of(task, version, **settings)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "loss"), [("0.18.2", "copied_logits"), ("1.5.0", "copied_logits"), ("1.13.0", "standard")]
+)
+def test_kto_holds_logits_by_the_version(version: str, loss: str) -> None:
+    assert read_of("kto", version).job["loss"] == loss
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,9 @@ def concatenated_cases() -> Iterator[dict[str, Any]]:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": options}
 
 
-def older_kto_cases() -> Iterator[dict[str, Any]]:
+def older_kto_cases(loss: str) -> Iterator[dict[str, Any]]:
     """Runs of KTO by whole logits."""
-    own = {**SMALL, "task": "kto", "loss": "standard"}
+    own = {**SMALL, "task": "kto", "loss": loss}
     for model, config, settings in FAMILIES[:7]:
         for job in ({}, FULL):
             yield {"model": model, "config": config, "job": {**own, **settings, **job}, "options": {}}
@@ -189,8 +189,8 @@ def older_kto_cases() -> Iterator[dict[str, Any]]:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": {}}
 
 
-KTO = "1.9.0"
-"""The version of which KTO runs, that axolotl 0.19 requires."""
+KTO = {"1.9.0": "standard", "1.4.0": "copied_logits", "0.28.0": "copied_logits"}
+"""The loss of KTO in versions of which it runs; axolotl 0.19 requires 1.9."""
 OLDER = {"1.12.0": "liger", "1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
 """The loss of each older version."""
 
@@ -209,14 +209,16 @@ def main() -> int:
 
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        scored = of_one_kind() if version == KTO else trl_trace.num_scored
+        scored = of_one_kind() if job.task == "kto" and version in KTO else trl_trace.num_scored
         if job.joins_samples:
             scored = in_one_row(2 * job.micro_batch_size)
         with patch.object(trl_trace, "num_scored", scored):
             traced = TrlRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"])
             return traced.go()
 
-    older = older_kto_cases() if version == KTO else older_cases(OLDER[version]) if version in OLDER else None
+    older = older_cases(OLDER[version]) if version in OLDER else None
+    if version in KTO:
+        older = itertools.chain(older or (), older_kto_cases(KTO[version]))
     if version == "0.28.0":
         older = itertools.chain(older or (), concatenated_cases())
     add_missing(RUNS, ({"trl": version, **case} for case in (cases() if older is None else older)), run)

@@ -358,6 +358,33 @@ class Kto(Setup):
         return {**made, "label": torch.zeros(samples, dtype=torch.bool)}
 
 
+class OlderKto(Kto):
+    """KTO of TRL 0.28 to 1.5, whose collator makes labels."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any, reference: Any = None) -> Any:
+        from datasets import Dataset
+        from trl.experimental.kto import KTOConfig, KTOTrainer
+
+        row = {"prompt": "w3", "completion": "w4"}
+        with patch.object(KTOTrainer, "_prepare_dataset", lambda self, data, *_, **__: data, create=True):
+            return KTOTrainer(
+                model,
+                reference,
+                args=KTOConfig(**self.arguments(folder), remove_unused_columns=False),
+                train_dataset=Dataset.from_list([{**row, "label": label} for label in (True, False)]),
+                processing_class=words,
+                peft_config=peft,
+            )
+
+    def batch(self) -> dict[str, Any]:
+        samples, length = self.job.micro_batch_size, self.job.sequence_length
+        kinds = ("input_ids", "attention_mask", "labels")
+        made: dict[str, Any] = {f"{kl}completion_{kind}": ones(samples, length) for kl in ("", "KL_") for kind in kinds}
+        if self.options.get("precompute_ref_log_probs"):
+            made |= {name: torch.zeros(samples) for name in ("reference_logps", "reference_KL_logps")}
+        return {**made, "label": [False] * samples}
+
+
 class Reward(Setup):
     def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
         from datasets import Dataset
@@ -403,6 +430,7 @@ class Odds(Setup):
 SETUPS: dict[str, type[Setup]] = {
     "dpo": Dpo,
     "kto": Kto,
+    "older_kto": OlderKto,
     "orpo": Odds,
     "cpo": Odds,
     "simpo": Odds,
@@ -419,7 +447,8 @@ class TrlRun:
 
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, task: str, prompt: int = 0, **options: Any) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
-        self.setup = self.setups[task](job, prompt, options)
+        name = "older_kto" if job.loss == "copied_logits" else task
+        self.setup = self.setups[name](job, prompt, options)
         answer_tokens = job.sequence_length - max(prompt, 1)
         self.fakes = MaskFakes(answer_tokens)
         self.tracker = StorageTracker(self.fakes, Answers(job, spec.name, answer_tokens).answer, gpu)
@@ -540,7 +569,9 @@ class TrlRun:
         tracker, job = self.tracker, self.job
         tracker.enter("forward")
         waiting = job.gradient_accumulation_steps - 1
-        batch = {name: self._on_device(x) for name, x in self.setup.batch().items()}
+        batch = {
+            name: self._on_device(x) if isinstance(x, torch.Tensor) else x for name, x in self.setup.batch().items()
+        }
         others = [
             torch.empty((waiting * x.shape[0], *x.shape[1:]), dtype=x.dtype)
             for x in batch.values()

@@ -233,9 +233,9 @@ JOB_FLAGS = {
         SAVERS,
         "standard, sliced (transformers 4.46 to 4.48), sliced_fp32 (before), sections (torchtune), liger,"
         " liger_cross_entropy, cut, chunked, log_probs, kept_log_probs; with --task dpo by TRL's version: chunked,"
-        " standard, sliced, concatenated_states, concatenated; log_softmax of LLaMA-Factory, logits_to_keep of"
-        " ms-swift, scaled_log_softmax of torchtune; with --task orpo, cpo, simpo fused_log_probs (TRL 1.14 on) or"
-        " standard; with --task reward value_head of LLaMA-Factory (standard).",
+        " standard, sliced, concatenated_states, concatenated (kto: chunked, standard, copied_logits); log_softmax of"
+        " LLaMA-Factory, logits_to_keep of ms-swift, scaled_log_softmax of torchtune; with --task orpo, cpo, simpo"
+        " fused_log_probs (TRL 1.14 on) or standard; with --task reward value_head of LLaMA-Factory (standard).",
     ),
     "fused_kernels": Flag(
         str,

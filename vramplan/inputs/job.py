@@ -285,7 +285,7 @@ class Job(Record):
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
-    1.9.
+    1.9 to 1.13, copied_logits of 0.18 to 1.5.
     With `task` orpo, cpo and simpo: fused_log_probs is that of TRL from 1.14 on, whose kernel keeps numbers of tokens
     alone, standard of 0.19 to 1.13, of later ones without Triton, and of ms-swift.
     With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,

@@ -31,6 +31,7 @@ Loss = Literal[
     "log_probs",
     "concatenated",
     "concatenated_states",
+    "copied_logits",
     "log_softmax",
     "fused_log_probs",
     "logits_to_keep",

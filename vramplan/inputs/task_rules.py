@@ -47,7 +47,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
         "scaled_log_softmax",
         "kept_log_probs",
     ),
-    "kto": ("chunked", "standard", "log_softmax", "logits_to_keep"),
+    "kto": ("chunked", "standard", "copied_logits", "log_softmax", "logits_to_keep"),
     "orpo": ("fused_log_probs", "standard"),
     "cpo": ("fused_log_probs", "standard"),
     "simpo": ("fused_log_probs", "standard"),
@@ -184,6 +184,11 @@ TASK_RULES = (
         lambda job: job.task != "dpo" and job.loss in CONCATENATED,
         IMPOSSIBLE,
         "{loss} has no meaning without {task=dpo}",
+    ),
+    Rule(
+        lambda job: job.task != "kto" and job.loss == "copied_logits",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=kto}",
     ),
     Rule(
         lambda job: job.task not in ("dpo", "kto") and job.loss in ("log_softmax", "scaled_log_softmax"),

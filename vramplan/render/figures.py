@@ -172,7 +172,7 @@ def trainer(job: Job) -> str:
         return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
     since = {
         **TRL_VERSIONS,
-        "standard": "up to 1.13" if job.task in ROLLOUTS else "1.9" if job.task == "kto" else "1.6 to 1.13",
+        "standard": "up to 1.13" if job.task in ROLLOUTS else "1.9 to 1.13" if job.task == "kto" else "1.6 to 1.13",
     }
     versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
     return f"{name} of TRL{versions}{engine}"
@@ -184,6 +184,7 @@ TRL_VERSIONS = {
     "sliced": "0.29 to 1.5",
     "concatenated_states": "0.19 to 0.28",
     "concatenated": "0.15 to 0.18",
+    "copied_logits": "0.18 to 1.5",
 }
 """Versions of TRL by the loss that they have."""
 ENGINES = {

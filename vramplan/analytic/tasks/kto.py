@@ -28,6 +28,8 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
         return logits_to_keep.kto_loss(net, setting, phase, batch)
     if setting.job.loss == "standard":
         return _by_logits(net, setting, phase, batch)
+    if setting.job.loss == "copied_logits":
+        return _by_copied_logits(net, setting, phase, batch)
     tape, kind = net.tape, setting.job.reference_source
     kl_batch = of_other_prompts(batch)
     with without_gradients(net, phase, "policy.") as own:
@@ -76,6 +78,41 @@ def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Ten
     taken = tape.empty(picked, logits.dtype, "logits of tokens of answers")
     del places, taken, chosen, entropy
     return loss
+
+
+def _by_copied_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same as TRL 0.18 to 1.5 (kto_trainer.py: forward, get_batch_loss_metrics).
+
+    Each forward copies the logits of desirable and of undesirable answers, together all of them. The policy's copies
+    live until the loss is returned.
+    """
+    kl_batch = of_other_prompts(batch)
+    with without_gradients(net, phase, "policy.") as own:
+        scored = [logits_of(net, setting, own, kl_batch)]
+    _log_probs(scored.pop(), _labels(net, batch))
+    logits = logits_of(net, setting, phase, batch)
+    sums = ops.total(_log_probs(logits, _labels(net, batch)))
+    copies = net.tape.empty(logits.shape, logits.dtype, "logits of each kind of answers")
+    del logits  # a local variable of forward
+    if setting.job.reference_source in WITH_MODEL:
+        with as_reference(net, phase, "kl.") as own:
+            scored = [logits_of(net, setting, own, kl_batch)]
+        _log_probs(scored.pop(), _labels(net, batch))
+        with as_reference(net, phase) as own:
+            reference = logits_of(net, setting, own, batch)
+        _log_probs(reference, _labels(net, batch))
+        copied = net.tape.empty(reference.shape, reference.dtype, "the reference's logits of each kind of answers")
+        del reference, copied
+    loss = of_samples(sums)
+    del copies
+    return loss
+
+
+def _labels(net: Modules, batch: Batch) -> Tensor:
+    """``labels[:, 1:].clone()``."""
+    net.tape.module = "loss"
+    rows, length = batch.inputs["input_ids"].shape
+    return net.tape.empty((rows, length - 1), "int64", "labels without the first")
 
 
 def _log_probs(logits: Tensor, index: Tensor) -> Tensor:

@@ -30,6 +30,10 @@ def with_liger(config: ConfigReader, task: str, version: str, job: Mapping[str, 
     options = config.section("liger_kernel_config")
     if loss == "chunked" and options is not None and options.boolean("fused_linear_cross_entropy", default=False):
         raise config.unsupported("liger_kernel_config", "with fused_linear_cross_entropy: TRL stops at that")
+    if task == "kto" and loss != "chunked" and config.boolean("use_liger_kernel", default=False):
+        raise config.unsupported(
+            "use_liger_kernel", f"with KTO of TRL {version}, whose loss is Liger's, is not modelled; TRL 1.15's is"
+        )
     if loss == "chunked" or task not in ("dpo", "grpo") or not config.boolean("use_liger_kernel", default=False):
         return loss
     first, after = LIGER_LOSS

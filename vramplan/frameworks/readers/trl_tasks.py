@@ -49,7 +49,12 @@ TRAINERS: Mapping[str, Trainer] = {
         ("0", "0.29"),
         reference=True,
     ),
-    "kto": Trainer("KTOTrainer", (("1.15", "chunked"),), ("0", "0.26"), reference=True),
+    "kto": Trainer(
+        "KTOTrainer",
+        (("0.18", "copied_logits"), ("1.6", ""), ("1.9", "standard"), ("1.14", ""), ("1.15", "chunked")),
+        ("0", "0.26"),
+        reference=True,
+    ),
     "orpo": Trainer("ORPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
@@ -209,7 +214,7 @@ def _reference(config: ConfigReader, task: str, version: str) -> dict[str, Any]:
         return {"reference": "precomputed"}
     if own:
         return {"reference": "model"}
-    if task == "kto" or at_least(version, "0.29"):
+    if at_least(version, "1.6" if task == "kto" else "0.29"):
         _refuse_copied_adapters(config, version)
     return {}
 
