@@ -144,6 +144,7 @@ def test_trls_own_class_has_the_same_fields(task: str, settings: dict[str, Any],
         ("dpo", "1.14.2", {}, "DPOTrainer of TRL 1.14.2"),
         ("grpo", "0.17.0", {}, "modelled are those of 0.18 to 1.13, 1.15 on"),
         ("rloo", "0.21.0", {}, "modelled are those of 0.22 to 1.13, 1.15 on"),
+        ("reward", "0.14.0", {}, "modelled are those of 0.15 on"),
         ("kto", "0.17.0", {}, "modelled are those of 0.18 to 1.5, 1.9 to 1.13, 1.15 on"),
         ("kto", "1.7.0", {}, "KTOTrainer of TRL 1.7.0"),
         ("kto", "1.12.0", {"use_liger_kernel": True}, "whose loss is Liger's"),
@@ -172,10 +173,17 @@ def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[s
 
 
 @pytest.mark.parametrize(
-    ("version", "loss"), [("0.18.2", "copied_logits"), ("1.5.0", "copied_logits"), ("1.13.0", "standard")]
+    ("task", "version", "loss"),
+    [
+        ("kto", "0.18.2", "copied_logits"),
+        ("kto", "1.5.0", "copied_logits"),
+        ("kto", "1.13.0", "standard"),
+        ("reward", "0.23.1", "two_forwards"),
+        ("reward", "0.24.0", "standard"),
+    ],
 )
-def test_kto_holds_logits_by_the_version(version: str, loss: str) -> None:
-    assert read_of("kto", version).job["loss"] == loss
+def test_the_version_says_how_the_loss_is_computed(task: str, version: str, loss: str) -> None:
+    assert read_of(task, version).job["loss"] == loss
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,16 @@ def older_kto_cases(loss: str) -> Iterator[dict[str, Any]]:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": {}}
 
 
+def older_reward_cases() -> Iterator[dict[str, Any]]:
+    """Runs of reward models with a forward of the chosen texts and one of the rejected ones."""
+    own = {**SMALL, "task": "reward", "loss": "two_forwards"}
+    for model, config, settings in FAMILIES[:7]:
+        for job in ({}, FULL):
+            yield {"model": model, "config": config, "job": {**own, **settings, **job}, "options": {}}
+    for job in ({"autocast": "none"}, {"micro_batch_size": 4}, {"checkpointing": "none"}, {**FULL, "dtype": "fp32"}):
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**own, **job}, "options": {}}
+
+
 KTO = {"1.9.0": "standard", "1.4.0": "copied_logits", "0.28.0": "copied_logits"}
 """The loss of KTO in versions of which it runs; axolotl 0.19 requires 1.9."""
 OLDER = {"1.12.0": "liger", "1.8.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
@@ -219,6 +229,8 @@ def main() -> int:
     older = older_cases(OLDER[version]) if version in OLDER else None
     if version in KTO:
         older = itertools.chain(older or (), older_kto_cases(KTO[version]))
+    if version == "0.23.1":
+        older = older_reward_cases()
     if version == "0.28.0":
         older = itertools.chain(older or (), concatenated_cases())
     add_missing(RUNS, ({"trl": version, **case} for case in (cases() if older is None else older)), run)

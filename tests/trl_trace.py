@@ -403,6 +403,30 @@ class Reward(Setup):
         return {name: ones(*rows) for name in ("input_ids", "attention_mask")}
 
 
+class OlderReward(Reward):
+    """RewardTrainer before 0.24, whose batch has chosen and rejected texts apart."""
+
+    def trainer(self, model: nn.Module, peft: Any, folder: str, words: Any) -> Any:
+        from datasets import Dataset
+        from trl import RewardConfig, RewardTrainer
+
+        row = {f"{name}_{kind}": [4, 1] for name in ("input_ids", "attention_mask") for kind in ("chosen", "rejected")}
+        model.warnings_issued = {}  # transformers 5 has none
+        model.config.pad_token_id = 0  # the script sets it
+        return RewardTrainer(
+            model,
+            args=RewardConfig(**self.arguments(folder), remove_unused_columns=False),
+            train_dataset=Dataset.from_list([row]),
+            processing_class=words,
+            peft_config=peft,
+        )
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        rows = self.job.micro_batch_size, self.job.sequence_length
+        names, kinds = ("input_ids", "attention_mask"), ("chosen", "rejected")
+        return {f"{name}_{kind}": ones(*rows) for kind in kinds for name in names}
+
+
 class Odds(Setup):
     """ORPO, CPO, SimPO."""
 
@@ -430,7 +454,8 @@ class Odds(Setup):
 SETUPS: dict[str, type[Setup]] = {
     "dpo": Dpo,
     "kto": Kto,
-    "older_kto": OlderKto,
+    "copied_logits": OlderKto,
+    "two_forwards": OlderReward,
     "orpo": Odds,
     "cpo": Odds,
     "simpo": Odds,
@@ -447,8 +472,7 @@ class TrlRun:
 
     def __init__(self, spec: ModelSpec, job: Job, gpu: Gpu, task: str, prompt: int = 0, **options: Any) -> None:
         self.spec, self.job, self.gpu = spec, job, gpu
-        name = "older_kto" if job.loss == "copied_logits" else task
-        self.setup = self.setups[name](job, prompt, options)
+        self.setup = self.setups[job.loss if job.loss in self.setups else task](job, prompt, options)
         answer_tokens = job.sequence_length - max(prompt, 1)
         self.fakes = MaskFakes(answer_tokens)
         self.tracker = StorageTracker(self.fakes, Answers(job, spec.name, answer_tokens).answer, gpu)

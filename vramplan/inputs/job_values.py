@@ -37,6 +37,7 @@ Loss = Literal[
     "logits_to_keep",
     "liger_logits_to_keep",
     "value_head",
+    "two_forwards",
     "scaled_log_softmax",
     "kept_log_probs",
 ]

@@ -119,6 +119,9 @@ def _prompt_and_answers(job: Job) -> list[Input]:
 
 def _texts(job: Job) -> list[Input]:
     """A pair whose tokens count alike; LLaMA-Factory's collator makes labels too."""
+    if job.loss == "two_forwards":
+        names = [f"{name}_{kind}" for kind in ("chosen", "rejected") for name in ("input_ids", "attention_mask")]
+        return [Input(name, (job.sequence_length,)) for name in names]
     if job.loss == "value_head":
         return [*_pair(job)[:2], Input("labels", (2, job.sequence_length), stacked=False)]
     return _pair(job)[:2]

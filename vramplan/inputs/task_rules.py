@@ -51,7 +51,7 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
     "orpo": ("fused_log_probs", "standard"),
     "cpo": ("fused_log_probs", "standard"),
     "simpo": ("fused_log_probs", "standard"),
-    "reward": ("standard", "chunked", "value_head", "kept_log_probs"),
+    "reward": ("standard", "chunked", "two_forwards", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
 
@@ -206,7 +206,12 @@ TASK_RULES = (
         "{loss} has no meaning without {task=dpo}, kto, grpo or gkd",
     ),
     Rule(
-        lambda job: job.task != "reward" and job.loss == "value_head",
+        lambda job: job.loss == "two_forwards" and job.strategy in ("fsdp", "zero3"),
+        UNSUPPORTED,
+        "{strategy} with {loss} was not compared with a run of TRL; use {strategy=zero2}",
+    ),
+    Rule(
+        lambda job: job.task != "reward" and job.loss in ("value_head", "two_forwards"),
         IMPOSSIBLE,
         "{loss} has no meaning without {task=reward}",
     ),

@@ -174,7 +174,8 @@ def trainer(job: Job) -> str:
         **TRL_VERSIONS,
         "standard": "up to 1.13" if job.task in ROLLOUTS else "1.9 to 1.13" if job.task == "kto" else "1.6 to 1.13",
     }
-    versions = f" {since[job.loss]}" if job.task in ("dpo", "kto", *ROLLOUTS) and job.loss in since else ""
+    named = job.task in ("dpo", "kto", *ROLLOUTS) or job.loss == "two_forwards"
+    versions = f" {since[job.loss]}" if named and job.loss in since else ""
     return f"{name} of TRL{versions}{engine}"
 
 
@@ -185,6 +186,7 @@ TRL_VERSIONS = {
     "concatenated_states": "0.19 to 0.28",
     "concatenated": "0.15 to 0.18",
     "copied_logits": "0.18 to 1.5",
+    "two_forwards": "0.15 to 0.23",
 }
 """Versions of TRL by the loss that they have."""
 ENGINES = {

@@ -20,13 +20,32 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     """``RewardTrainer.compute_loss``."""
     if setting.job.loss == "value_head":
         return value_head.compute_loss(net, setting, phase, batch)
+    if setting.job.loss == "two_forwards":
+        return _of_two_forwards(net, setting, phase, batch)
+    return of_samples(_converted_rewards(net, setting, phase, batch))
+
+
+def _of_two_forwards(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The same of TRL before 0.24: a forward of the chosen texts, then one of the rejected ones."""
+    tape = net.tape
+    rewards: list[Tensor] = []
+    for number, kind in enumerate(("chosen", "rejected")):
+        inputs = {name: batch.inputs[f"{name}_{kind}"] for name in ("input_ids", "attention_mask")}
+        tape.run = number
+        tape.enter(tape.phase, None)
+        rewards.append(_converted_rewards(net, setting, phase, batch._replace(inputs=inputs)))
+    loss = of_samples(ops.subtract(rewards[0], rewards[1], "chosen less rejected rewards"))
+    tape.run = 0
+    return loss
+
+
+def _converted_rewards(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
+    """The model's outputs, which accelerate converts to fp32 under autocast."""
     job, tape = setting.job, net.tape
     with tape.autocasting(job.autocast if job.casts else None):
         rewards = rewards_of(net, setting, phase, batch)
     tape.module = "loss"
-    if job.casts:
-        rewards = ops.to(rewards, "fp32", "outputs converted to fp32 (accelerate)")
-    return of_samples(rewards)
+    return ops.to(rewards, "fp32", "outputs converted to fp32 (accelerate)") if job.casts else rewards
 
 
 def rewards_of(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:

@@ -57,15 +57,15 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "orpo": Trainer("ORPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
-    "reward": Trainer("RewardTrainer", (("0.24", "standard"),), ("0", "0.26")),
+    "reward": Trainer("RewardTrainer", (("0.15", "two_forwards"), ("0.24", "standard")), ("0", "0.26")),
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
     "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
     "gkd": Trainer("GKDTrainer", (("0.19", "sliced"), ("1.7", "standard")), ("0", "0.27")),
     "ppo": Trainer("PPOTrainer", (("0.15", "standard"), ("1.13", ""))),
 }  # fmt: skip
-"""By task. RewardTrainer ran chosen and rejected texts apart before 0.24, ORPOTrainer and CPOTrainer gathered all GPUs'
-logits for their metrics before 0.19; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was
-another one before 0.22."""
+"""By task. ORPOTrainer and CPOTrainer gathered all GPUs' logits for their metrics before 0.19; KTOTrainer had other
+metrics in 1.6 to 1.8; 1.14 computed log-probabilities and entropies in one function; RLOOTrainer was another one before
+0.22."""
 
 LAST_VERSIONS: Mapping[str, Mapping[str, str]] = {
     "dpo": dict.fromkeys(
