@@ -174,6 +174,7 @@ def test_what_is_not_modelled_is_named(task: str, version: str, settings: dict[s
         ("dpo", "1.12.0", "liger"),
         ("grpo", "1.12.0", "liger"),
         ("rloo", "1.12.0", "standard"),
+        ("rloo", "1.9.0", "divided_in_place"),
         ("dpo", "1.16.0", "chunked"),
         ("kto", "1.16.0", "chunked"),
         ("orpo", "1.12.0", "standard"),

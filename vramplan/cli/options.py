@@ -235,7 +235,8 @@ JOB_FLAGS = {
         " liger_cross_entropy, cut, chunked, log_probs, kept_log_probs; with --task dpo by TRL's version: chunked,"
         " standard, sliced, concatenated_states, concatenated; log_softmax of LLaMA-Factory, logits_to_keep of"
         " ms-swift, scaled_log_softmax of torchtune; with --task orpo, cpo, simpo fused_log_probs (TRL 1.14 on) or"
-        " standard; with --task reward value_head of LLaMA-Factory (standard).",
+        " standard; with --task grpo, rloo divided_in_place (TRL 1.0 to 1.9); axolotl_log_probs of axolotl's rl; with"
+        " --task reward value_head of LLaMA-Factory (standard).",
     ),
     "fused_kernels": Flag(
         str,
