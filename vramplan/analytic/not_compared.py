@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
@@ -10,6 +13,32 @@ SGLANG_REPORTS = (
     ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations"
     " may take less, and graphs of a large mixture more"
 )
+
+
+ROWS = ("vocab_size", "hidden_size", "intermediate_size")
+"""Keys whose values are rows of weights."""
+
+
+def shards_columns(job: Job, sizes: Mapping[str, Any]) -> list[str]:
+    """What verl 0.6 and 0.7 copy under FSDP 2 where GPUs do not divide a weight's rows, and so share its columns.
+
+    (0.7.1, utils/fsdp_utils.py: get_shard_placement_fn.) torch then copies what it gathers, and gradients before they
+    are sent (2.13, _fsdp_collectives.py: foreach_all_gather_copy_out, foreach_reduce).
+
+    Args:
+        job: the job.
+        sizes: keys of the model's configuration.
+    """
+    gpus = job.num_gpus
+    if not job.runs_verl or job.fsdp.version != 2 or not job.verl.stages_all:
+        return []
+    undivided = [f"{name} {sizes[name]:,}" for name in ROWS if isinstance(sizes.get(name), int) and sizes[name] % gpus]
+    if not undivided:
+        return []
+    return [
+        f"{gpus} GPUs do not divide {' and '.join(undivided)}: verl 0.6 and 0.7 share columns of such weights under"
+        " FSDP 2, and torch's copies of them as they are gathered are not counted: needs more"
+    ]
 
 
 def not_compared(job: Job) -> list[str]:
