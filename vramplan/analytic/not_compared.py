@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
@@ -38,6 +39,21 @@ def shards_columns(job: Job, sizes: Mapping[str, Any]) -> list[str]:
     return [
         f"{gpus} GPUs do not divide {' and '.join(undivided)}: verl 0.6 and 0.7 share columns of such weights under"
         " FSDP 2, and torch's copies of them as they are gathered are not counted: needs more"
+    ]
+
+
+HOOKED = ("qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr", "internvl")
+"""Types of models whose template in ms-swift 4.6 computes the tower in a hook in front of the model (template/templates/
+qwen.py, glm.py and internvl.py: _post_encode), but for those whose hook was run and is counted."""
+
+
+def hook_of_template(job: Job, model_type: str) -> list[str]:
+    """That ms-swift's DPO of a model runs its tower where no run was compared."""
+    if not (runs_swift(job) and job.pictures and job.task == "dpo" and model_type in HOOKED):
+        return []
+    return [
+        f"ms-swift 4.6 runs the tower of {model_type} in a hook in front of the model, without autocast: DPO was not"
+        " compared with its runs there (of Qwen2-VL the hook took up to 12 % less)"
     ]
 
 
