@@ -43,8 +43,8 @@ def shards_columns(job: Job, sizes: Mapping[str, Any]) -> list[str]:
 
 
 HOOKED = ("qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr", "internvl")
-"""Types of models whose template in ms-swift 4.6 computes the tower in a hook in front of the model, but for those whose
-hook was run and is counted (templates/qwen.py, glm.py and internvl.py: _post_encode)."""
+"""Types of models whose template in ms-swift 4.6 computes the tower in a hook in front of the model, but for those
+whose hook was run and is counted (templates/qwen.py, glm.py and internvl.py: _post_encode)."""
 
 
 def hook_of_template(job: Job, model_type: str) -> list[str]:
