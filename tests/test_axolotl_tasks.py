@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.axolotl_runs import GPU, recorded
+from tests.recorded_runs import errors_of
 from vramplan import check, estimate
 from vramplan.errors import VramplanError
 
+RECORDED = recorded()
 BASE: dict[str, Any] = {
     "base_model": "Qwen/Qwen2.5-0.5B",
     "adapter": "lora",
@@ -40,7 +43,7 @@ def trl(text: str, **more: Any) -> dict[str, Any]:
 
 def test_kto_is_that_of_trl_1_9(tmp_path: Any) -> None:
     job = verdict(tmp_path, KTO).estimate.job
-    assert (job.task, job.loss, job.sequence_length) == ("kto", "standard", 1024)
+    assert (job.task, job.loss, job.sequence_length) == ("kto", "axolotl_log_probs", 1024)
     by_logits = estimate(KTO["base_model"], "h100", **{**job.model_dump(exclude_defaults=True), "device_map": None})
     assert (
         by_logits.peak_allocated_bytes
@@ -53,7 +56,7 @@ def test_kto_is_that_of_trl_1_9(tmp_path: Any) -> None:
 
 def test_grpo_reads_the_sections_trl_and_vllm(tmp_path: Any) -> None:
     job = verdict(tmp_path, GRPO, length=768).estimate.job
-    assert (job.task, job.loss, job.prompt_length, job.num_generations) == ("grpo", "standard", 512, 8)
+    assert (job.task, job.loss, job.prompt_length, job.num_generations) == ("grpo", "axolotl_log_probs", 512, 8)
     assert job.generate_with == "transformers"
     shared = trl("use_vllm: true, vllm_mode: colocate")
     job = verdict(tmp_path, shared, length=768).estimate.job
@@ -85,7 +88,7 @@ def test_preferences_under_zero_3_are_those_of_trl(settings: dict[str, Any], ref
     """axolotl hands TRL the adapters' settings, or a second model that it loaded in parts, and changes nothing else."""
     (tmp_path / "zero3.json").write_text(ZERO3)
     job = verdict(tmp_path, {**settings, **SHARDED}, num_gpus=4).estimate.job
-    assert (job.strategy, job.num_gpus, job.loss) == ("zero3", 4, "standard")
+    assert (job.strategy, job.num_gpus, job.loss) == ("zero3", 4, "axolotl_log_probs")
     assert (job.reference_source, job.dtype, job.autocast) == (reference, "bf16", "none")
     if job.method == "lora":
         assert (job.lora_dtype, job.reentrant) == ("bf16", True), "as TRL's own runs have it"
@@ -129,3 +132,25 @@ def test_what_is_not_modelled_is_named(settings: dict[str, Any], said: str, tmp_
         verdict(tmp_path, settings)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in {"model": row["model"], **row["job"]}.items() if value)
+
+
+@pytest.mark.parametrize("row", RECORDED[::4], ids=name_of)
+def test_peaks_agree_with_its_kernels(row: dict[str, Any]) -> None:
+    assert max(errors_of(row, GPU).values()) <= 0.0001
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_its_kernels() -> None:
+    assert {row["job"]["task"] for row in RECORDED} == {"dpo", "kto", "orpo", "cpo", "simpo", "grpo"}
+    assert not [name_of(row) for row in RECORDED if max(errors_of(row, GPU).values()) > 0.0001]
+
+
+def test_its_kernel_is_of_its_tasks() -> None:
+    with pytest.raises(VramplanError, match="is not modelled yet"):
+        estimate("qwen2.5-0.5b", "h100", task="reward", loss="axolotl_log_probs")
+    with pytest.raises(VramplanError, match="no meaning without"):
+        estimate("qwen2.5-0.5b", "h100", loss="divided_in_place")

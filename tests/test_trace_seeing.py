@@ -78,3 +78,20 @@ def test_images_are_seen(model_type: str) -> None:
     assert none.peak_allocated_bytes < one.peak_allocated_bytes < two.peak_allocated_bytes
     assert two.image_tokens_per_sample == 2 * one.image_tokens_per_sample > 0
     assert none.num_vision_parameters == one.num_vision_parameters > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("attention", ["sdpa", "flash"])
+def test_a_padded_batch_of_images_keeps_its_mask(attention: str) -> None:
+    """Models of images read their mask's values, all ones, which is not what a padded batch has."""
+    from tests.matrix_cases import spec_for
+    from vramplan import estimate
+
+    job = {"images": 1, "image_size": (224, 224), "sequence_length": 256, "micro_batch_size": 4, "attention": attention}
+
+    def peaks(by: str, batches: str) -> dict[str, int]:
+        return dict(estimate(spec_for("qwen2_vl"), "h100", by=by, batches=batches, **job).phases)
+
+    traced, by_hand = peaks("trace", "padded"), peaks("analytic", "padded")
+    assert traced["backward"] > peaks("trace", "unpadded")["backward"]
+    assert all(traced[phase] == pytest.approx(by_hand[phase], rel=0.0005) for phase in traced)

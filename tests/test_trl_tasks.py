@@ -192,6 +192,7 @@ def test_the_version_says_how_the_loss_is_computed(task: str, version: str, loss
         ("dpo", "1.12.0", "liger"),
         ("grpo", "1.12.0", "liger"),
         ("rloo", "1.12.0", "standard"),
+        ("rloo", "1.9.0", "divided_in_place"),
         ("dpo", "1.16.0", "chunked"),
         ("kto", "1.16.0", "chunked"),
         ("orpo", "1.12.0", "standard"),

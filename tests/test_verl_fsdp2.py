@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.test_verl_rl import ACTOR, BATCH, DEFAULTS, MODEL, QWEN, REF, ROLLOUT, line, read_line, refusal
-from vramplan import estimate
+from vramplan import Job, estimate
+from vramplan.analytic.not_compared import shards_columns
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_line
 from vramplan.planner.read_config import read
@@ -54,6 +55,17 @@ def test_versions(version: str, own: set[str]) -> None:
     assert {name for name in ("stages_all", "head_in_root", "keeps_root") if verl.get(name)} == own
     prefetched = read_line(SECOND, padding, f"{FSDP}.forward_prefetch=True", version=version).job["fsdp"]
     assert ("forward_prefetch" in prefetched) == (version == "0.9.1")
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "said"), [("0.7.1", 6, "6 GPUs do not divide"), ("0.7.1", 8, ""), ("0.9.1", 6, "")]
+)
+def test_columns_are_copied_where_gpus_do_not_divide_rows(version: str, gpus: int, said: str) -> None:
+    padding, sizes = f"{MODEL}.use_remove_padding=True", {"vocab_size": 151936, "hidden_size": 3584}
+    job = Job(**read_line(SECOND, padding, version=version).job).model_copy(update={"num_gpus": gpus})
+    notes = shards_columns(job, sizes)
+    assert len(notes) == bool(said)
+    assert all(note.startswith(said) and "needs more" in note for note in notes)
 
 
 @pytest.mark.parametrize(("version", "size", "keeps"), [("0.7.1", -1, False), ("0.8.0", -1, True), ("0.9.1", 8, False)])

@@ -61,7 +61,15 @@ OF_LIGER: tuple[dict[str, Any], ...] = (
     {**FULL, "micro_batch_size": 4, "gradient_accumulation_steps": 2},
     {**FULL, "dtype": "fp32", "sequence_length": 4096, "prompt_length": 512},
 )
-OLDER = "1.12.0"
+OLDER, IN_PLACE = "1.12.0", "1.9.0"
+OF_IN_PLACE: tuple[dict[str, Any], ...] = (
+    {"reference": "adapters_off"},
+    {**FULL, "sequence_length": 1024},
+    {"autocast": "none", "sequence_length": 1024, "reference": "adapters_off"},
+    {"checkpointing": "none", "micro_batch_size": 4},
+    RLOO,
+    {**RLOO, **FULL, "reference": "none", "gradient_accumulation_steps": 4},
+)
 
 
 def cases(loss: str) -> Iterator[dict[str, Any]]:
@@ -79,6 +87,13 @@ def cases(loss: str) -> Iterator[dict[str, Any]]:
         yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**SMALL, "loss": loss, **RLOO, **job}}
 
 
+def in_place_cases() -> Iterator[dict[str, Any]]:
+    """Runs of a version that divides logits by the temperature where they lie."""
+    for model in ("llama-3.2-1b", "qwen2.5-0.5b"):
+        for job in OF_IN_PLACE:
+            yield {"model": model, "config": {LAYERS: 6}, "job": {**SMALL, "loss": "divided_in_place", **job}}
+
+
 def recorded() -> list[dict[str, Any]]:
     """The rows of the file."""
     return rows_of(RUNS)
@@ -94,7 +109,7 @@ def main() -> int:
         job = job_of(row)
         return GrpoRun(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0).go()
 
-    own = cases("standard" if version == OLDER else "chunked")
+    own = in_place_cases() if version == IN_PLACE else cases("standard" if version == OLDER else "chunked")
     add_missing(RUNS, ({"trl": version, **case} for case in own), run)
     return 0
 

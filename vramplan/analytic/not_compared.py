@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
@@ -10,6 +14,47 @@ SGLANG_REPORTS = (
     ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations"
     " may take less, and graphs of a large mixture more"
 )
+
+
+ROWS = ("vocab_size", "hidden_size", "intermediate_size")
+"""Keys whose values are rows of weights."""
+
+
+def shards_columns(job: Job, sizes: Mapping[str, Any]) -> list[str]:
+    """What verl 0.6 and 0.7 copy under FSDP 2 where GPUs do not divide a weight's rows, and so share its columns.
+
+    (0.7.1, utils/fsdp_utils.py: get_shard_placement_fn.) torch then copies what it gathers, and gradients before they
+    are sent (2.13, _fsdp_collectives.py: foreach_all_gather_copy_out, foreach_reduce).
+
+    Args:
+        job: the job.
+        sizes: keys of the model's configuration.
+    """
+    gpus = job.num_gpus
+    if not job.runs_verl or job.fsdp.version != 2 or not job.verl.stages_all:
+        return []
+    undivided = [f"{name} {sizes[name]:,}" for name in ROWS if isinstance(sizes.get(name), int) and sizes[name] % gpus]
+    if not undivided:
+        return []
+    return [
+        f"{gpus} GPUs do not divide {' and '.join(undivided)}: verl 0.6 and 0.7 share columns of such weights under"
+        " FSDP 2, and torch's copies of them as they are gathered are not counted: needs more"
+    ]
+
+
+HOOKED = ("qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr", "internvl")
+"""Types of models whose template in ms-swift 4.6 computes the tower in a hook in front of the model, but for those
+whose hook was run and is counted (templates/qwen.py, glm.py and internvl.py: _post_encode)."""
+
+
+def hook_of_template(job: Job, model_type: str) -> list[str]:
+    """That ms-swift's DPO of a model runs its tower where no run was compared."""
+    if not (runs_swift(job) and job.pictures and job.task == "dpo" and model_type in HOOKED):
+        return []
+    return [
+        f"ms-swift 4.6 runs the tower of {model_type} in a hook in front of the model, without autocast: DPO was not"
+        " compared with its runs there (of Qwen2-VL the hook took up to 12 % less)"
+    ]
 
 
 def not_compared(job: Job) -> list[str]:

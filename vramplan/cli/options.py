@@ -235,8 +235,9 @@ JOB_FLAGS = {
         " liger_cross_entropy, cut, chunked, log_probs, kept_log_probs; with --task dpo by TRL's version: chunked,"
         " standard, sliced, concatenated_states, concatenated (kto: chunked, standard, copied_logits); log_softmax of"
         " LLaMA-Factory, logits_to_keep of ms-swift, scaled_log_softmax of torchtune; with --task orpo, cpo, simpo"
-        " fused_log_probs (TRL 1.14 on) or standard; with --task reward two_forwards (TRL 0.15 to 0.23),"
-        " value_head of LLaMA-Factory (standard).",
+        " fused_log_probs (TRL 1.14 on) or standard; with --task grpo, rloo divided_in_place (TRL 1.0 to 1.9);"
+        " axolotl_log_probs of axolotl's rl; with --task reward two_forwards (TRL 0.15 to 0.23), value_head of"
+        " LLaMA-Factory (standard).",
     ),
     "fused_kernels": Flag(
         str,

@@ -295,6 +295,8 @@ class Job(Record):
     ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
     lie); liger_logits_to_keep is its GRPO with use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax
     is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With
+    `task` grpo and rloo: divided_in_place is that of TRL 1.0 to 1.9, which divides whole logits by the temperature
+    where they lie. axolotl_log_probs is axolotl's, TRL 1.9's trainers with a kernel of its own. With
     `task` reward: standard is TRL's, of a model with one number for a text, two_forwards that of TRL 0.15 to 0.23,
     which runs chosen and rejected texts apart, value_head LLaMA-Factory's, of a whole
     language model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""

@@ -40,6 +40,8 @@ Loss = Literal[
     "two_forwards",
     "scaled_log_softmax",
     "kept_log_probs",
+    "divided_in_place",
+    "axolotl_log_probs",
 ]
 Task = Literal[
     "sequence_classification", "token_classification", "image_classification", "embedding", "reranker",

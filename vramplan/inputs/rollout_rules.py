@@ -19,10 +19,13 @@ ALONE = (
 NO_REWARDS: tuple[Loss, ...] = (*OF_SWIFT, "log_probs")
 """Losses of trainers whose reward model is not modelled."""
 LOSSES: dict[str, tuple[Loss, ...]] = {
-    "grpo": ("standard", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs", "kept_log_probs"),
-    "rloo": ("standard", "chunked"),
+    "grpo": (
+        "standard", "divided_in_place", "chunked", "liger", "logits_to_keep", "liger_logits_to_keep", "log_probs",
+        "kept_log_probs", "axolotl_log_probs",
+    ),
+    "rloo": ("standard", "divided_in_place", "chunked"),
     "gkd": ("logits_to_keep",),
-}
+}  # fmt: skip
 
 
 def generates(job: Job) -> bool:
@@ -169,7 +172,7 @@ ROLLOUT_RULES = (
         lambda job: generates(job) and job.loss not in LOSSES[str(job.task)],
         UNSUPPORTED,
         "{loss} with {task} is not modelled; use {loss=chunked}, the fused head of TRL 1.15 and later, or"
-        " {loss=standard}, whole logits as in TRL up to 1.13",
+        " {loss=standard}, whole logits as in TRL up to 1.13 (divided_in_place from 1.0 to 1.9)",
     ),
     Rule(
         lambda job: (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import GENERATING, REFERRING, Loss
+from vramplan.inputs.job_values import GENERATING, REFERRING, ROLLOUTS, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
@@ -29,6 +29,8 @@ OF_FRAMEWORKS: dict[Loss, str] = {
     "kept_log_probs": "OpenRLHF",
 }
 """Those of frameworks' own trainers, and the frameworks."""
+DIVIDED_IN_PLACE: tuple[Loss, ...] = ("divided_in_place", "axolotl_log_probs")
+"""Those of GRPO and RLOO that divide logits by the temperature where they lie (TRL 1.0 to 1.9)."""
 OF_SWIFT: tuple[Loss, ...] = ("logits_to_keep", "liger_logits_to_keep")
 """Those of ms-swift's own trainers."""
 WITH_DROPOUT: tuple[Loss, ...] = ("value_head", "scaled_log_softmax", "kept_log_probs")
@@ -46,11 +48,12 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
         "logits_to_keep",
         "scaled_log_softmax",
         "kept_log_probs",
+        "axolotl_log_probs",
     ),
-    "kto": ("chunked", "standard", "copied_logits", "log_softmax", "logits_to_keep"),
-    "orpo": ("fused_log_probs", "standard"),
-    "cpo": ("fused_log_probs", "standard"),
-    "simpo": ("fused_log_probs", "standard"),
+    "kto": ("chunked", "standard", "copied_logits", "log_softmax", "logits_to_keep", "axolotl_log_probs"),
+    "orpo": ("fused_log_probs", "standard", "axolotl_log_probs"),
+    "cpo": ("fused_log_probs", "standard", "axolotl_log_probs"),
+    "simpo": ("fused_log_probs", "standard", "axolotl_log_probs"),
     "reward": ("standard", "chunked", "two_forwards", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
@@ -179,6 +182,16 @@ TASK_RULES = (
         lambda job: job.task not in ODDS and job.loss == "fused_log_probs",
         IMPOSSIBLE,
         "{loss} has no meaning without {task=orpo}, cpo or simpo",
+    ),
+    Rule(
+        lambda job: job.task not in (*SCORING, "grpo") and job.loss == "axolotl_log_probs",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=dpo} or its kin, or grpo",
+    ),
+    Rule(
+        lambda job: job.task not in ROLLOUTS and job.loss == "divided_in_place",
+        IMPOSSIBLE,
+        "{loss} has no meaning without {task=grpo} or rloo",
     ),
     Rule(
         lambda job: job.task != "dpo" and job.loss in CONCATENATED,

@@ -138,13 +138,15 @@ def _describe_task(job: Job) -> str:
     if job.task == "reward":
         return "reward model (one label) as TRL 1.16 trains it on pairs; "
     if job.task in ("orpo", "cpo", "simpo"):
-        version = "1.16" if job.loss == "fused_log_probs" else "0.19 to 1.13"
-        return f"{job.task.upper()} as TRL {version} runs it on pairs; "
+        versions = {"fused_log_probs": "1.16", "axolotl_log_probs": AXOLOTL}
+        return f"{job.task.upper()} as TRL {versions.get(job.loss, '0.19 to 1.13')} runs it on pairs; "
     pairs = "" if job.task == "kto" else " on pairs"
-    package = OF_FRAMEWORKS.get(job.loss, "TRL 1.12 with Liger's loss" if job.loss == "liger" else "TRL")
+    trl = {"liger": "TRL 1.12 with Liger's loss", "axolotl_log_probs": f"TRL {AXOLOTL}"}.get(job.loss, "TRL")
+    package = OF_FRAMEWORKS.get(job.loss, trl)
     return f"{job.task.upper()} as {package} runs it{pairs}{prompt}, {REFERENCES[job.reference_source]}; "
 
 
+AXOLOTL = "1.9 with axolotl's kernel of log-probabilities"
 DIVERGENCES = {
     "jsd": "generalized Jensen-Shannon divergence",
     "forward_kl": "forward KL divergence",
@@ -208,7 +210,9 @@ def _describe_grpo(job: Job) -> str:
     """GRPO or RLOO, what generates for it, and the version of TRL by what becomes of the logits."""
     if job.runs_verl:
         return _describe_verl(job)
-    version = {"chunked": "1.16", "liger": "1.12 with Liger's loss"}.get(job.loss, "up to 1.13")
+    versions = {"chunked": "1.16", "liger": "1.12 with Liger's loss", "divided_in_place": "1.0 to 1.9"}
+    versions["axolotl_log_probs"] = AXOLOTL
+    version = versions.get(job.loss, "up to 1.13")
     package = "ms-swift" if job.vllm_sync_parts is not None else OF_FRAMEWORKS.get(job.loss, f"TRL {version}")
     shared = ", of which the weights are the model's own" if job.vllm_weights == "shared" else ""
     engine = ENGINES[job.generate_with].format(share=job.vllm_share)

@@ -33,6 +33,7 @@ LOSSES: Mapping[str, str] = {
     "standard": "whole logits", "chunked": "TRL's loss in chunks", "liger": "Liger's loss", "cut": "cut cross-entropy",
     "log_softmax": "its loss", "logits_to_keep": "its loss", "liger_logits_to_keep": "Liger's loss",
     "value_head": "its loss", "fused_log_probs": "TRL's kernel of log-probabilities",
+    "axolotl_log_probs": "its kernel of log-probabilities", "divided_in_place": "whole logits",
 }  # fmt: skip
 
 

@@ -182,6 +182,8 @@ def trainer(job: Job) -> str:
 TRL_VERSIONS = {
     "chunked": "1.15 on",
     "liger": "1.0 to 1.12 with Liger's loss",
+    "divided_in_place": "1.0 to 1.9",
+    "axolotl_log_probs": "1.9 with axolotl's kernel",
     "sliced": "0.29 to 1.5",
     "concatenated_states": "0.19 to 0.28",
     "concatenated": "0.15 to 0.18",

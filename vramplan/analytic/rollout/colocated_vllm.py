@@ -23,7 +23,7 @@ from vramplan.units import DTYPE_BYTES, GiB, ceil_div
 
 FLAT = ("flat weights that train", "own part of the weights that train")
 """Buffers of DeepSpeed that stay: the parameters are views of them, and only the parameters move."""
-OF_TRL = ("chunked", "standard", "liger")
+OF_TRL = ("chunked", "standard", "divided_in_place", "axolotl_log_probs", "liger")
 """Losses of TRL's own trainers. Those up to 1.10 send a server one weight at a time; the version is not known here."""
 PACKING = 4, 5
 """CUDA streams in which weights are packed by turns, in memory that serves no other stream."""

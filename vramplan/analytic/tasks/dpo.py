@@ -11,7 +11,8 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
-from vramplan.analytic.layers.label_log_probs import entropies, label_log_probs
+from vramplan.analytic.layers.label_log_probs import label_log_probs
+from vramplan.analytic.layers.log_probs_of_loss import entropies_of, log_probs_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_dpo, log_softmax, logits_to_keep, scaled_log_softmax
@@ -58,22 +59,24 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
 
 def _by_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """The same by all logits (trl 0.29 to 1.13)."""
-    tape, copies = net.tape, setting.job.loss == "sliced"
+    tape, loss_name = net.tape, setting.job.loss
+    copies = loss_name == "sliced"
     logits = logits_of(net, setting, phase, batch)
     tape.module = "loss"
     shifted = _shifted(logits, copies)
     rows, length, vocabulary = shifted.shape
     labels = [tape.empty((rows, length), "int64", "shifted labels") for _ in range(2 if copies else 0)]
     index = labels[0] if copies else batch.inputs["input_ids"]
-    sums = ops.total(label_log_probs(shifted, index).view(rows, length))
+    is_contiguous = copies or rows == 1
+    sums = ops.total(log_probs_of(loss_name, shifted, index, is_contiguous).view(rows, length))
     if setting.job.reference_source in WITH_MODEL:
         with as_reference(net, phase) as own:
             reference = logits_of(net, setting, own, batch)
         tape.module = "loss"
         reference_shifted = _shifted(reference, copies)
-        log_probs = label_log_probs(reference_shifted, index)
+        log_probs = log_probs_of(loss_name, reference_shifted, index, is_contiguous)
     loss = of_samples(sums)
-    entropy = entropies(shifted, copies)
+    entropy = entropies_of(loss_name, shifted, copies)
     for _ in range(2):  # chosen_logits[chosen_mask.bool()].mean(-1), then those of rejected answers
         chosen = (rows // 2 * scored_tokens(setting.job), vocabulary)
         places = tape.empty((chosen[0], 2), "int64", "places of the tokens of answers")

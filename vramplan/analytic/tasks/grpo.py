@@ -1,8 +1,9 @@
 """GRPO as TRL's GRPOTrainer trains on completions: their log-probabilities, and a loss of clipped ratios.
 
 Mirrors trl 1.12 (trainer/grpo_trainer.py: _get_per_token_logps_and_entropies, _compute_loss), whose logits exist as a
-whole (``loss`` standard), and trl 1.16, whose head is fused with the log-probabilities (``loss`` chunked). Its other
-values of ``loss_type`` differ in tensors of one number for each token of a completion.
+whole (``loss`` standard), trl 1.0 to 1.9, which divides them where they lie (divided_in_place), and trl
+1.16, whose head is fused with the log-probabilities (``loss`` chunked). Its other values of ``loss_type`` differ in
+tensors of one number for each token of a completion.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
-from vramplan.analytic.layers.label_log_probs import entropies, entropies_with_graph, label_log_probs
+from vramplan.analytic.layers.label_log_probs import entropies_with_graph, label_log_probs
+from vramplan.analytic.layers.log_probs_of_loss import entropies_of, log_probs_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
-from vramplan.inputs.task_rules import OF_SWIFT
+from vramplan.inputs.task_rules import DIVIDED_IN_PLACE, OF_SWIFT
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
@@ -77,10 +79,16 @@ def token_log_probs(
         return ops.join_rows([ops.sliced(found[0], (rows, tokens))], (rows, tokens))
     logits = _logits(net, setting, phase, joined, tokens)
     tape.module = "loss"
-    divided = ops.scale(ops.sliced(logits, (rows, tokens, logits.shape[-1])), "logits divided by the temperature")
-    log_probs = label_log_probs(divided, tape.empty((rows, tokens, 1), "int64", "tokens of the completions"))
+    shape, in_place = (rows, tokens, logits.shape[-1]), job.loss in DIVIDED_IN_PLACE
+    if in_place:
+        divided = ops.scale_slice(logits, shape)
+    else:
+        divided = ops.scale(ops.sliced(logits, shape), "logits divided by the temperature")
+    is_contiguous = rows == 1 or not in_place
+    labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
+    log_probs = log_probs_of(job.loss, divided, labels, is_contiguous)
     if kept is not None:
-        kept["entropy"] = entropies(divided, is_contiguous=True)
+        kept["entropy"] = entropies_of(job.loss, divided, is_contiguous)
     del logits, divided  # the model's outputs live until the function returns
     return log_probs.view(rows, tokens)
 

@@ -1,7 +1,7 @@
 """ORPO, CPO and SimPO: preference losses without a reference (trl 1.16, experimental/orpo and experimental/cpo).
 
 All logits are held; the cross-entropy of the chosen answers is added, but not in SimPO (cpo_alpha 0). Since trl 1.14 a
-Triton kernel makes the log-probabilities.
+Triton kernel makes the log-probabilities, and axolotl brings its own.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch
-from vramplan.analytic.layers.fused_log_probs import fused_log_probs
-from vramplan.analytic.layers.label_log_probs import label_log_probs
+from vramplan.analytic.layers.log_probs_of_loss import log_probs_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples
@@ -40,8 +39,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     scored = tape.empty((both[0], length), "bool", "tokens of answers")
     index = tape.empty((both[0], length), "int64", "shifted labels")
     shifted = ops.sliced(logits, (both[0], length, vocabulary))
-    score = fused_log_probs if job.loss == "fused_log_probs" else label_log_probs
-    log_probs = score(shifted, index).view(both[0], length)
+    log_probs = log_probs_of(job.loss, shifted, index, False).view(both[0], length)
     masked = ops.mul(log_probs, scored, "log-probabilities of answers")
     del index, scored, log_probs, shifted
     loss = of_samples(ops.total(masked))

@@ -9,7 +9,6 @@ from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers.axolotl_grpo import grpo_fields
 from vramplan.frameworks.readers.trl_grpo import completion_length
-from vramplan.frameworks.readers.trl_tasks import loss_of
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job import own_reference
 from vramplan.units import round_up
@@ -20,8 +19,8 @@ TASKS = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "sim
 """Values of `rl` -> the job's task; `grpo` is read in :mod:`vramplan.frameworks.readers.axolotl_grpo`."""
 GRPO = ("grpo", "gdpo")
 """Values of `rl` that are TRL's GRPOTrainer."""
-LOSSES = {"kto": "standard", "simpo": "standard"}
-"""How TRL's KTOTrainer and CPOTrainer compute the loss at that version."""
+LOSS = "axolotl_log_probs"
+"""How TRL's trainers compute the loss of every ``rl`` with axolotl's kernels (loaders/patch_manager.py)."""
 DPO_LOSSES = (
     "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_pair",
     "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm",
@@ -47,16 +46,16 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
     strategy = job.get("strategy", "ddp")
     is_read = at_least(version, SINCE) and strategy in ENGINES
     if value in GRPO:
-        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"  # as TRL 1.9 computes it
+        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss {LOSS}"
         if not is_read or strategy == "zero3":  # its completions were not compared with TRL 1.9's there
             where = "under FSDP and ZeRO-3, and before axolotl 0.19,"
             raise config.unsupported("rl", f"{where} is not read yet; nearest, TRL's own trainer: {nearest}")
         try:
-            return _without_plugins(config, value, job) | grpo_fields(config, TRL, job)
+            return _without_plugins(config, value, job) | grpo_fields(config, TRL, job) | {"loss": LOSS}
         except UnsupportedError as error:
             raise UnsupportedError(f"{error.text}; nearest, TRL's own trainer: {nearest}") from None
     if value == "ebft":  # core/trainers/ebft: embeddings of completions by a copy of the model, or strided generation
-        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss standard"
+        nearest = f"{estimate_command(model, _nearest_grpo(config, job))} --loss {LOSS}"
         raise config.unsupported(
             "rl", f"is a trainer of axolotl's own, not modelled yet; nearest, TRL's GRPO: {nearest}"
         )
@@ -74,7 +73,7 @@ def read_task(config: ConfigReader, version: str, model: str, job: dict[str, Any
         config.read_keys.add(name)
     if task == "kto":
         _check_kto(config, job)
-    fields: dict[str, Any] = {"task": task, "loss": LOSSES.get(task) or loss_of(task, TRL)}
+    fields: dict[str, Any] = {"task": task, "loss": LOSS}
     fields |= {"batches": "padded", "sequence_length": _padded(config, job["sequence_length"])}
     if task == "simpo" and config.number("cpo_alpha", default=1.0):
         fields["task"] = "cpo"  # which adds the cross-entropy of chosen answers

@@ -39,6 +39,8 @@ class Trainer(NamedTuple):
     """Whether a reference is part of the loss."""
 
 
+SINCE_1_0 = (("1.0", "divided_in_place"), ("1.10", "standard"), ("1.14", ""), ("1.15", "chunked"))
+"""Of GRPO and RLOO: ``logits.div_(temperature)`` from 1.0 to 1.9, ``logits / temperature`` before and after it."""
 TRAINERS: Mapping[str, Trainer] = {
     "dpo": Trainer(
         "DPOTrainer",
@@ -58,8 +60,8 @@ TRAINERS: Mapping[str, Trainer] = {
     "orpo": Trainer("ORPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "reward": Trainer("RewardTrainer", (("0.15", "two_forwards"), ("0.24", "standard")), ("0", "0.26")),
-    "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.26")),
-    "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), ("1.14", ""), ("1.15", "chunked")), ("0.22", "0.27")),
+    "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), *SINCE_1_0), ("0.22", "0.26")),
+    "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), *SINCE_1_0), ("0.22", "0.27")),
     "gkd": Trainer("GKDTrainer", (("0.19", "sliced"), ("1.7", "standard")), ("0", "0.27")),
     "ppo": Trainer("PPOTrainer", (("0.15", "standard"), ("1.13", ""))),
 }  # fmt: skip

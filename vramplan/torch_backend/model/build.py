@@ -29,6 +29,7 @@ from vramplan.torch_backend.first_line import first_line
 from vramplan.torch_backend.model import losses, mapped, trl_loss
 from vramplan.torch_backend.model.adapters import checkpoint, excluded_modules, freeze, with_adapters
 from vramplan.torch_backend.model.own_model import from_import_path
+from vramplan.torch_backend.model.stated_size import check_size
 from vramplan.torch_backend.model.subject import ImageInputs, InputSpec, Subject
 from vramplan.torch_backend.out_of_memory import is_out_of_memory
 
@@ -237,9 +238,11 @@ def _transformers_config(spec: ModelSpec, job: Job, trust_remote_code: bool) -> 
     settings.pop("model_type", None)
     settings = _without(settings, CHOOSES_CODE)
     try:
-        return AutoConfig.for_model(spec.model_type, **settings)
+        config = AutoConfig.for_model(spec.model_type, **settings)
     except Exception as error:  # each configuration class checks its keys in its own way
         raise SpecError(f"{spec.name}: transformers refuses the configuration: {first_line(error)}") from error
+    check_size(settings, config, spec.name)
+    return config
 
 
 def _without(settings: Any, keys: frozenset[str]) -> Any:

@@ -41,7 +41,7 @@ class HostReads:
         """
         if func is aten._local_scalar_dense.default:
             if getattr(args[0], "constant", None) is not None:
-                return NotImplemented
+                return False if self._is_padded(args[0], module) else NotImplemented
             return self._scalar(args[0], module)
         if func is aten.nonzero.default:
             caller = _calling_function()
@@ -50,6 +50,14 @@ class HostReads:
             rows = args[0].numel() if caller != "prepare_fa_kwargs_from_position_ids" else 1  # first positions
             return torch.empty((rows, args[0].dim()), dtype=torch.int64, device=args[0].device)
         return NotImplemented
+
+    def _is_padded(self, tensor: torch.Tensor, module: Callable[[], str]) -> bool:
+        """Whether a mask's code asks if all tokens of a padded batch are valid: texts are padded, patches are not.
+
+        Models of images read the values of their mask, so that those are known, and all ones.
+        """
+        asks = tensor.dtype == torch.bool and _calling_function() not in (None, *PACKED_IF_TRUE, *PACKED_IF_FALSE)
+        return asks and self.job.batches == "padded" and "vision" not in module()
 
     def _scalar(self, tensor: torch.Tensor, module: Callable[[], str]) -> Any:
         caller = _calling_function()
