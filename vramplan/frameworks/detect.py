@@ -112,6 +112,13 @@ def from_line(
     command = next(iter(shell.commands(line, "the command", {})), None)
     config = command and from_command(command, "the command", Path(), framework, environment, gpu)
     if not config:
+        words = command.words if command else []
+        scripts = [word for word in words[:2] if word.endswith(SCRIPTS[:2]) and Path(word).is_file()]
+        if scripts:
+            raise ConfigError(
+                f"{' '.join(words[:3])}: a shell script is read as a file, without arguments; give what they"
+                f" say by {setting('set', 'KEY=VALUE')}: vramplan check {scripts[0]}"
+            )
         start = " ".join(line.split()[:3])
         raise ConfigError(f"{start}: no training command that is known; give {setting('framework')}")
     return config

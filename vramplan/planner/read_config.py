@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from vramplan.analytic.estimator import listed_layers
 from vramplan.analytic.supported import liger_model_of
-from vramplan.errors import ConfigError, VramplanError, setting
+from vramplan.errors import ConfigError, UnknownNameError, VramplanError, setting
 from vramplan.frameworks.detected_config import DetectedConfig
 from vramplan.frameworks.environment import note_unread_variables
 from vramplan.frameworks.known_keys import known_keys
@@ -159,7 +159,11 @@ def _named_by(field: str, dtype_field: str, config: ParsedConfig, job: dict[str,
     """Another model by the name that means it, and the dtype of its checkpoint if that is what loads it."""
     name = job[field]
     with names_setting(field, name):
-        spec, note = named_model(name)
+        try:
+            spec, note = named_model(name)
+        except (ConfigError, UnknownNameError) as error:  # --model is the one that trains
+            key = config.names.get(field, field)
+            raise ConfigError(error.text.replace(setting("model"), setting("set", f"{key}=MODEL"))) from error
     if note:
         config.notes.append(Note("warning", field, note))
     dtype = job.get(dtype_field)

@@ -19,6 +19,8 @@ SAFE = (
     "transformers.trainer_pt_utils.",
 )  # fmt: skip
 """Beginnings of attributes of those packages that may be set: switches of kernels, initial values, files, logging."""
+WITHOUT_ENGINE = ("trl.import_utils._vllm_available=",)
+"""Whether vLLM counts as installed: with use_vllm, TRL stops where it does not (GRPOTrainer.__init__, TRL 0.18 on)."""
 SAFE_METHODS = HARMLESS_OVERRIDES | {"reset_parameters", "_init_weights", "warn_if_padding_and_no_attention_mask"}
 _TARGETS = (
     "attn|attention|llama|model|forward|loss|rms|mlp|moe|qwen|mistral|gemma|rope|transformers|trainer|flash|unsloth"
@@ -60,7 +62,8 @@ def refuse_effects(script: Script) -> None:
                     ' not modelled; keep one of them, or load with attn_implementation="eager"'
                 )
         elif call.name.endswith("=") and package in PACKAGES and not call.name.startswith(SAFE):
-            if call.last[:-1] not in SAFE_METHODS:
+            without = call.name in WITHOUT_ENGINE and call.positional[:1] == [False]
+            if call.last[:-1] not in SAFE_METHODS and not without:
                 raise UnsupportedError(
                     f"{call.place}: {call.name[:-1]} is set, so that the library computes something else; not modelled,"
                     " remove it if memory is as without it"

@@ -290,7 +290,7 @@ def _attribute(name: str, key: str, call: Call) -> bool:
     value = call.positional[0] if call.positional else None
     if ".generation_config" in name or key in HARMLESS_ATTRIBUTES:
         return False
-    if name.startswith(".config.") and (key not in EFFECTIVE_CONFIG or value is False):
+    if ".config." in name and (key not in EFFECTIVE_CONFIG or value is False):
         return False
     raise UnsupportedError(f"{call.place}: {name[1:-1]} of the model is set, which is not modelled")
 

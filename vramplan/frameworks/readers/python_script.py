@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.readers import (
     classifiers,
@@ -177,8 +177,14 @@ def _trained_model(script: Script, run: Run) -> Model | None:
     shown = "" if value is None else f" ({str(value.value).replace(UNKNOWN, '')})"
     if value is None and len(loads) == 1:  # a fragment
         return python_model.follow(script, loads[0])
-    if not loads and value is not None and str(value.value).replace(UNKNOWN, "").removeprefix("model=").isidentifier():
+    name = "" if value is None else str(value.value).replace(UNKNOWN, "").removeprefix("model=")
+    if not loads and name.isidentifier() and name not in script.names:
         return None  # a fragment of a script, whose model is named elsewhere
+    if not loads and name.isidentifier():
+        raise ConfigError(
+            f"{run.place}: {name} comes from code that is not read: which model, in which dtype and with which adapters"
+            f" is not known; {setting('exec')} runs the script, `vramplan estimate` takes the settings"
+        )
     raise ConfigError(f"{run.place}: the model that is trained{shown} is not known without running the script")
 
 

@@ -19,6 +19,7 @@ class Follower(Calls):
     def read(self, tree: ast.Module) -> Script:
         """The calls, trainings and objects."""
         start = self.heap
+        self.script.names = _bound(tree)
         try:
             self.block(tree.body)
         except Raised:
@@ -111,3 +112,16 @@ def _is_alike(old: Any, new: Any) -> bool:
     if isinstance(old, str) and isinstance(new, str) and UNKNOWN in old and UNKNOWN in new:
         return True
     return type(old) is type(new) and bool(old == new)
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that a script assigns, imports or takes as parameters."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names

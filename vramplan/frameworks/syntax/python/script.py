@@ -74,6 +74,8 @@ class Script:
     """Texts of files that it writes; None if they are not known."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables as it leaves them, where that is known."""
+    names: set[str] = field(default_factory=set)
+    """Names that it assigns, imports or takes as parameters, wherever that is."""
     ends_at: str = ""
     """Where every run ends early with an exception, and the exception."""
     trainings: list[Training] = field(default_factory=list)

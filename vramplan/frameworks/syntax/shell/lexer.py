@@ -260,9 +260,13 @@ class Lexer(TextReader):
         return Parameter(self.text[start : self.at], quoted, self.text[start + 1 : self.at])
 
     def calculation(self, begin: int, end: int) -> Word:
-        """An arithmetic expression as a quoted word; leaves `at` behind its ``))``."""
+        """An arithmetic expression as a quoted word; leaves `at` behind its ``))``.
+
+        Double quotes are removed, as in ``(( "$#" ))`` (bash 5.2: "Arithmetic Expansion").
+        """
         self.at = begin
-        word = Word(tuple(self._quoted_parts("", end)), begin, end)
+        parts = self._quoted_parts("", end)
+        word = Word(tuple(part for part in parts if not (isinstance(part, Text) and part.text == '"')), begin, end)
         self.at = end + 2
         return word
 

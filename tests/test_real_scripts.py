@@ -1,0 +1,116 @@
+"""Scripts in shapes that people's repositories have: helpers that load the model, loops over arguments, switches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.detect import from_path, from_words
+from vramplan.planner.check import check, read
+
+HELPER = """\
+import argparse
+from trl import GRPOConfig, GRPOTrainer
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--everything", action="store_true")
+    options = parser.parse_args()
+    if options.everything:
+        from project.loading import load_whole
+        policy, tokenizer = load_whole()
+    else:
+        from project.loading import load_with_adapters
+        policy, tokenizer = load_with_adapters()
+    GRPOTrainer(
+        model=policy,
+        reward_funcs=[len],
+        args=GRPOConfig(output_dir="out", per_device_train_batch_size=8, max_completion_length=128),
+    ).train()
+
+main()
+"""
+FRAGMENT = """\
+from trl import GRPOConfig, GRPOTrainer
+
+GRPOTrainer(model=policy, reward_funcs=[len], args=GRPOConfig(output_dir="out", max_completion_length=128)).train()
+"""
+SWITCHES = """\
+import trl.import_utils as utils
+utils._vllm_available = False
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+def score(model):
+    model.model.config.use_cache = True
+
+policy = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+score(policy)
+GRPOTrainer(
+    model=policy,
+    reward_funcs=[len],
+    args=GRPOConfig(output_dir="out", per_device_train_batch_size=8, bf16=True, max_completion_length=128),
+).train()
+"""
+LOOP = """\
+while {condition}; do
+  case "$1" in
+    --rows) rows="$2"; shift 2 ;;
+    *) exit 1 ;;
+  esac
+done
+rows=${{rows:-6}}
+llamafactory-cli train --stage dpo --do_train --model_name_or_path Qwen/Qwen2.5-0.5B --finetuning_type lora \\
+  --dataset pairs --template qwen --cutoff_len 512 --per_device_train_batch_size "$rows" --bf16
+"""
+
+
+def test_a_model_from_code_that_is_not_read_is_not_guessed(tmp_path: Path) -> None:
+    """Neither whole nor with adapters, even where the user names the model."""
+    script = tmp_path / "train.py"
+    script.write_text(HELPER)
+    with pytest.raises(ConfigError, match=r"train.py:14: policy comes from code that is not read.*exec"):
+        from_path(script, None, {})
+
+
+def test_a_fragment_takes_the_users_model(tmp_path: Path) -> None:
+    script = tmp_path / "fragment.py"
+    script.write_text(FRAGMENT)
+    assert from_path(script, None, {}).framework.name == "trl"
+
+
+def test_switches_that_change_no_memory(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SWITCHES)
+    assert read(from_path(script, None, {}), 1).job["micro_batch_size"] == 8
+
+
+def test_a_patched_library_is_still_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SWITCHES.replace("_vllm_available = False", "_vllm_available = True"))
+    with pytest.raises(Exception, match="_vllm_available is set"):
+        read(from_path(script, None, {}), 1)
+
+
+@pytest.mark.parametrize("condition", ['(( "$#" ))', "(( $# ))", '(( "$#" > 0 ))', "[[ $# -gt 0 ]]"])
+def test_loops_over_arguments_that_are_none(condition: str, tmp_path: Path) -> None:
+    """Bash removes double quotes in arithmetic (5.2, "Arithmetic Expansion")."""
+    script = tmp_path / "train.sh"
+    script.write_text(LOOP.format(condition=condition))
+    assert read(from_path(script, None, {}), 1).job["micro_batch_size"] == 6
+
+
+def test_arguments_of_a_shell_script_name_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.sh").write_text(LOOP.format(condition="(( $# ))"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"without arguments; .* set=KEY=VALUE: vramplan check train.sh"):
+        from_words(["bash", "train.sh", "--rows", "2"], None)
+
+
+def test_an_unknown_reward_model_is_not_asked_for_by_the_policys_option(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SWITCHES.replace("[len]", '"./scorer/last"').replace("score(policy)\n", ""))
+    with pytest.raises(ConfigError, match="which model it is; give set=reward_model=MODEL"):
+        check(script, gpu="24GB")
