@@ -95,6 +95,13 @@ def test_a_teacher(tmp_path: Path) -> None:
     assert (job.divergence, job.generated_by, job.lora_dropout, job.batches) == ("reverse_kl", "none", 0.0, "padded")
 
 
+def test_distillation_in_one_row_and_with_a_cross_entropy(tmp_path: Path) -> None:
+    for more in ("--padding_free true", "--packing true --packing_length 4096"):  # which makes no packs
+        job = job_of_command(tmp_path, "gkd", f"{TAUGHT} --lmbda 0 --attn_impl flash_attn --sft_alpha 0.1 {more}")
+        assert (job.batches, job.sequence_length, job.adds_cross_entropy) == ("packed", 512, True)
+    assert not job_of_command(tmp_path, "gkd", f"{TAUGHT} --sft_alpha 0").adds_cross_entropy
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "length"),
     [
@@ -169,7 +176,6 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
         ("gkd", f"{TAUGHT} --seq_kd true", "seq_kd: ms-swift 4.6 stops"),
         ("gkd", f"{TAUGHT} --lmbda 1 {VLLM} --offload_model true", "where the teacher stays"),
         ("gkd", f"{TAUGHT} --offload_teacher_model true", "offload_teacher_model"),
-        ("gkd", f"{TAUGHT} --sft_alpha 0.1", "sft_alpha"),
         ("gkd", f"{TAUGHT} --gkd_logits_topk 20", "gkd_logits_topk"),
         ("gkd", f"{TAUGHT} --teacher_deepspeed zero3", "teacher_deepspeed"),
         ("gkd", f"{TAUGHT} --fsdp fsdp2", "set=fsdp=.* estimates it with both models whole"),

@@ -7,6 +7,7 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.readers import ms_swift_rollout, trl_gkd
+from vramplan.frameworks.readers.ms_swift_rows import row_field
 from vramplan.frameworks.settings import ConfigReader
 
 SINCE = "4.6"
@@ -17,10 +18,7 @@ NOT_MODELLED = {
     "teacher_deepspeed": "DeepSpeed of the teacher's own is not modelled yet",
     "offload_teacher_model": "a teacher that comes and goes is not modelled yet",
     "gkd_logits_topk": "the highest logits alone are not modelled yet",
-    "sft_alpha": "adds a cross-entropy of all logits, which is not modelled yet",
     "use_liger_kernel": "with gkd is not modelled yet",
-    "padding_free": "with gkd is not modelled yet",
-    "packing": "with gkd is not modelled yet",
     "resume_from_checkpoint": "with gkd is not modelled yet",
     "adapters": "with gkd are not modelled yet",
 }
@@ -79,11 +77,12 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     fields: dict[str, Any] = {
         "task": "gkd",
         "loss": "logits_to_keep",
-        "batches": "padded",
+        **row_field(config),
         "teacher": teacher,
         "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
         "divergence": trl_gkd.divergence(config.number("beta", default=0.5)),
         "generated_by": "none",
+        "adds_cross_entropy": config.number("sft_alpha", default=0.0) > 0.0,
     }
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0

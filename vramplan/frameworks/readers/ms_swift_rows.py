@@ -1,0 +1,74 @@
+"""Rows of ms-swift's ``swift rlhf`` that hold several samples: ``padding_free`` and ``packing`` (3.12 and 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from vramplan.errors import ConfigError
+from vramplan.frameworks.settings import ConfigReader
+
+ROWS = ("padding_free", "packing")
+"""Keys that make one row of a micro-batch."""
+TAKE_ROWS = ("dpo", "kto")
+"""Values of rlhf_type that take them; ms-swift stops at others (rlhf_args.py: _check_padding_free)."""
+ENCODE_LATER = ("grpo", "gkd")
+"""Those that take them too, and encode each batch on its own: packing makes no packs (4.6, sft.py: pre_process)."""
+
+
+def makes_packs(config: ConfigReader) -> bool:
+    """Whether ``packing`` joins samples up to a length, and not those of a micro-batch alone."""
+    later = config.lowercase("rlhf_type", default="") in ENCODE_LATER
+    return config.boolean("packing", default=False) and not later
+
+
+def row_field(config: ConfigReader) -> dict[str, str]:
+    """Samples of a micro-batch in one row, with ``padding_free`` or ``packing``, where each batch is encoded later."""
+    if all(config.is_off(name) for name in ROWS):
+        return {"batches": "padded"}
+    config.read_keys |= {"packing_length", "packing_num_proc", "packing_strategy"}
+    return {"batches": "packed"}
+
+
+def rows_of_pairs(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of a micro-batch, each of a pair or an answer, or all as one (template/base.py: packing_row).
+
+    A pack holds at most packing_length tokens of whole pairs, or one pair alone (dataset/packing.py).
+
+    Raises:
+        UnsupportedError: for packs of answers for KTO, whose share of the tokens the data decides.
+    """
+    if all(config.is_off(name) for name in ROWS):
+        return {"batches": "padded"}
+    if config.is_off("packing"):
+        return {"batches": "packed"}
+    longest = config.integer("max_length", default=0, least=0) if config.has("max_length") else None
+    pack = job.get("sequence_length")
+    if longest is None:
+        raise config.unsupported(
+            "packing", "without max_length is not modelled: a pair alone may be longer than a pack"
+        )
+    if config.lowercase("rlhf_type", default="dpo") == "kto" and (pack or longest) > longest:
+        raise config.unsupported(
+            "packing_length",
+            "above max_length with rlhf_type kto is not modelled: the data decides how much of a pack is scored; set"
+            f" packing_length={longest}",
+        )
+    config.note(
+        "warning",
+        "packing",
+        f"a pack has a pair of two answers of max_length, {2 * longest:,} tokens, or packing_length of shorter ones",
+    )
+    return {"batches": "packed", "sequence_length": max(longest, ceil((pack or longest) / 2))}
+
+
+def refuse_rows(config: ConfigReader, what: str) -> None:
+    """Refuse rows of several samples where ms-swift stops at them.
+
+    Raises:
+        ConfigError: if there are some.
+    """
+    for name in ROWS:
+        if not config.is_off(name):
+            raise ConfigError(f"{config.place(name)}: {name}: ms-swift stops at it with {what}; set it to false")
