@@ -83,6 +83,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
+    ms_swift_rows.check_whole_texts(config)
     job = trainer_fields(config, 1, None, (BATCH_KEY, "batch_size"), fsdp_presets=FSDP_PRESETS)
     job["method"] = method
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58

@@ -16,7 +16,7 @@ from vramplan.frameworks.readers.ms_swift_rollout import (
     generation_fields,
     length_fields,
 )
-from vramplan.frameworks.readers.ms_swift_rows import ROWS, row_field
+from vramplan.frameworks.readers.ms_swift_rows import ROWS, refuse_sequence_parallel, row_field
 from vramplan.frameworks.readers.ms_swift_tasks import check_reference
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -116,6 +116,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             " counted from the first token on",
         )
     job |= fields
+    refuse_sequence_parallel(config, parsed.model, job)
     if "sequence_length" not in fields:
         job.pop("sequence_length", None)
         parsed.completion_length = answer

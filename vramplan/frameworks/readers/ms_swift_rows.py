@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
+from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.settings import ConfigReader
 
 ROWS = ("padding_free", "packing")
@@ -15,6 +16,9 @@ TAKE_ROWS = ("dpo", "kto")
 """Values of rlhf_type that take them; ms-swift stops at others (rlhf_args.py: _check_padding_free)."""
 ENCODE_LATER = ("grpo", "gkd")
 """Those that take them too, and encode each batch on its own: packing makes no packs (4.6, sft.py: pre_process)."""
+
+SPLIT = "sequence_parallel_size"
+"""GPUs that each text is split over."""
 
 
 def makes_packs(config: ConfigReader) -> bool:
@@ -72,3 +76,37 @@ def refuse_rows(config: ConfigReader, what: str) -> None:
     for name in ROWS:
         if not config.is_off(name):
             raise ConfigError(f"{config.place(name)}: {name}: ms-swift stops at it with {what}; set it to false")
+
+
+def check_whole_texts(config: ConfigReader) -> None:
+    """Refuse texts that are split over GPUs where no estimate comes near; DPO and GRPO are refused with one.
+
+    Raises:
+        UnsupportedError: if they are split.
+    """
+    if config.lowercase("rlhf_type", default="") not in ("dpo", "grpo"):
+        without = f"{setting('set', f'{SPLIT}=')} estimates the run without it"
+        config.require_off(SPLIT, 1, why=f"is not modelled yet; {without}")
+
+
+def refuse_sequence_parallel(config: ConfigReader, model: str, job: Mapping[str, Any]) -> None:
+    """Refuse texts that are split over GPUs, with the nearest estimate: texts as short as a GPU's part.
+
+    Each GPU has logits of all tokens of its part, and all tokens of some heads in attention (4.6,
+    rlhf_trainers/grpo_trainer.py: _get_logps_via_sp; rlhf_mixin.py: get_per_token_logps; sequence_parallel).
+
+    Raises:
+        UnsupportedError: if they are.
+    """
+    parts = config.integer(SPLIT, default=1)
+    if parts == 1:
+        return
+    if "sequence_length" not in job:
+        without = setting("set", f"{SPLIT}=")
+        raise config.unsupported(SPLIT, f"is not modelled yet; {without} estimates whole texts on each GPU")
+    part = {**job, "sequence_length": ceil(job["sequence_length"] / parts), "prompt_length": 1}
+    raise config.unsupported(
+        SPLIT,
+        "is not modelled yet; nearest, texts as short as a GPU's part, without what GPUs exchange in attention, so that"
+        f" a run needs more: {estimate_command(model, part)} --loss {job['loss']}",
+    )

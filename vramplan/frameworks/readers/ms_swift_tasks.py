@@ -8,8 +8,8 @@ from typing import Any
 from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers import ms_swift_gkd
-from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, rows_of_pairs
+from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo
+from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, refuse_sequence_parallel, rows_of_pairs
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -59,6 +59,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         raise ms_swift_gkd.earlier(config, model, job)
     if value == "gkd":
         return ms_swift_gkd.task_fields(config, model, job)
+    if value == "ppo":
+        raise ms_swift_ppo.refused(config, model, job)
     if task is None or not at_least(version, SINCE.get(task, SINCE_OTHERS)):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
@@ -82,6 +84,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         fields["lora_dropout"] = 0.0
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
+    if task == "dpo":
+        refuse_sequence_parallel(config, model, {**job, **fields})
     return fields
 
 
