@@ -25,6 +25,20 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
     {"attention": "flash", "micro_batch_size": 5},
 )
 """Jobs on Llama."""
+ROW: dict[str, Any] = {"batches": "packed", "attention": "flash"}
+"""padding_free."""
+IN_ONE_ROW: tuple[dict[str, Any], ...] = (
+    {"prompt_length": 100},
+    {**FULL, "micro_batch_size": 5, "gradient_accumulation_steps": 4, "checkpointing": "none"},
+    {"micro_batch_size": 1, "autocast": "none", "prompt_length": 64},
+    {**FULL, "adds_cross_entropy": True, "sequence_length": 1024, "micro_batch_size": 1, "prompt_length": 100},
+)
+"""The same in one row."""
+WITH_CROSS_ENTROPY: tuple[dict[str, Any], ...] = (
+    {"prompt_length": 100},
+    {**FULL, "autocast": "none", "gradient_accumulation_steps": 2},
+)
+"""The same with sft_alpha."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -34,6 +48,9 @@ def cases() -> Iterator[dict[str, Any]]:
         for job in ({}, FULL):
             yield {"model": student, "config": config, "job": {**own, "teacher": teacher, **settings, **job}}
     for job in OF_LLAMA:
+        yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher": LLAMA[1], **job}}
+    in_one_row = ({**ROW, **job} for job in IN_ONE_ROW)
+    for job in (*in_one_row, *({**job, "adds_cross_entropy": True} for job in WITH_CROSS_ENTROPY)):
         yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher": LLAMA[1], **job}}
 
 

@@ -56,6 +56,16 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     (OFF, {"kl_in_reward": True, "advantage_estimator": "reinforce_plus_plus"}),
 )
 """A job on Llama, and ms-swift's settings."""
+ROW: dict[str, Any] = {"batches": "packed", "attention": "flash"}
+"""padding_free."""
+IN_ONE_ROW: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {}),
+    ({**OFF, "autocast": "none"}, {}),
+    ({**FULL, "micro_batch_size": 4, "num_generations": 4, "checkpointing": "none"}, {}),
+    ({"micro_batch_size": 1, "gradient_accumulation_steps": 2, "prompt_length": 100}, {"loss_type": "dapo"}),
+    ({"micro_batch_size": 3, "num_generations": 3, "prompt_length": 128, "entropy_graph": True}, {"log_entropy": True}),
+)
+"""The same in one row."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -69,6 +79,8 @@ def cases() -> Iterator[dict[str, Any]]:
             yield case(model, config, {**own, **job}, {})
     for job, options in OF_LLAMA:
         yield case("llama-3.2-1b", {LAYERS: 6}, job, options)
+    for job, options in IN_ONE_ROW:
+        yield case("llama-3.2-1b", {LAYERS: 6}, {**job, **ROW}, options)
     yield case("qwen2.5-7b", {}, {**FULL, **MODEL, "sequence_length": 2048, "prompt_length": 512}, {})
 
 

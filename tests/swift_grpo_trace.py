@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -12,10 +13,39 @@ from torch import nn
 from tests import trl_trace
 from tests.scoring_run import ScoringRun
 from tests.swift_trace import _called_by_swift, _template, as_swift_loads
-from tests.trl_trace import Setup, ones
+from tests.trl_trace import Answers, Setup, ones
+from vramplan.inputs.job import Job
 
-COPIED = ("input_ids", "attention_mask")
-"""What of a batch the model gets; the rest is a GRPOBatch."""
+
+def of_model(job: Job) -> tuple[str, str]:
+    """What of a batch the model gets; the rest is a GRPOBatch."""
+    return "input_ids", "position_ids" if job.batches == "packed" else "attention_mask"
+
+
+def kept_tokens(job: Job) -> int:
+    """Tokens with logits: of each row, or of the only one, those behind the (first) prompt."""
+    rows = job.micro_batch_size if job.batches == "packed" else 1
+    return rows * job.sequence_length - (job.prompt_length or 0)
+
+
+class LengthAnswers(Answers):
+    """What ms-swift reads of a row to take it apart again (utils.py: pad_logps_back_to_batch)."""
+
+    def __init__(self, job: Job, owner: str, answer_tokens: int) -> None:
+        super().__init__(job, owner, answer_tokens)
+        rows, length = job.micro_batch_size, job.sequence_length
+        lengths = [length - (job.prompt_length or 0), *(length for _ in range(rows - 1))]
+        ends = list(itertools.accumulate(lengths))
+        read = lengths
+        if rows <= 2:
+            read = [number for one in zip([0, *ends], ends, lengths, strict=False) for number in one]
+        self.lengths = itertools.cycle(read)
+
+    def answer(self, func: Any, args: Any, module: Any) -> Any:
+        reads = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.int64
+        if reads and trl_trace._called_by_trl("pad_logps_back_to_batch"):
+            return next(self.lengths)
+        return super().answer(func, args, module)
 
 
 def _has_rewards(trainer: Any, *_: Any) -> None:
@@ -44,7 +74,7 @@ class SwiftGrpo(Setup):
             "loss_type": "grpo",
             **self.options,
         }
-        template = _template(words, "causal_lm")
+        template = _template(words, "causal_lm", self.job.batches == "packed")
         template.truncation_strategy = "left"
         nothing = {
             "swift.rlhf_trainers.rollout_mixin.TransformersEngine": lambda *_, **__: None,
@@ -64,8 +94,9 @@ class SwiftGrpo(Setup):
     def batch(self) -> dict[str, Any]:
         """A micro-batch of a generation."""
         rows, length = self.job.micro_batch_size, self.job.sequence_length
-        new = length - (self.job.prompt_length or 0)
-        made = {name: ones(rows, length) for name in COPIED}
+        new = kept_tokens(self.job)
+        shape = (1, rows * length) if self.job.batches == "packed" else (rows, length)
+        made = {name: ones(*shape) for name in of_model(self.job)}
         made |= {
             "completion_mask": torch.ones(rows, new, dtype=torch.bool),
             "truncated_mask": torch.zeros(rows, dtype=torch.bool),
@@ -80,11 +111,11 @@ class SwiftGrpo(Setup):
         """The batch as the trainer keeps it."""
         from swift.rl_core.data import GRPOBatch
 
-        rest = {name: one for name, one in batch.items() if name not in COPIED}
-        kept = self.job.sequence_length - (self.job.prompt_length or 0)
+        names = of_model(self.job)
+        rest = {name: one for name, one in batch.items() if name not in names}
         return {
-            "model_inputs": {name: batch[name] for name in COPIED},
-            "grpo_batch": GRPOBatch(logits_to_keep=kept, **rest),
+            "model_inputs": {name: batch[name] for name in names},
+            "grpo_batch": GRPOBatch(logits_to_keep=kept_tokens(self.job), **rest),
         }
 
 
@@ -92,7 +123,7 @@ class SwiftGrpoRun(ScoringRun):
     """A run in which completions are scored in front of each optimizer step, by the model and by its reference."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        with patch.dict(trl_trace.SETUPS, {"grpo": SwiftGrpo}):
+        with patch.dict(trl_trace.SETUPS, {"grpo": SwiftGrpo}), patch.object(trl_trace, "Answers", LengthAnswers):
             super().__init__(*args, **options)
 
     def go(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tests.swift_grpo_trace import COPIED, SwiftGrpo, SwiftGrpoRun
+from tests.swift_grpo_trace import SwiftGrpo, SwiftGrpoRun, of_model
 from tests.swift_seeing_template import as_loaded, positions, register, use_template
 from tests.trl_seeing_trace import Images, Seeing
 from tests.trl_trace import Setup
@@ -39,7 +39,7 @@ class SeeingSwiftGrpo(Images, SwiftGrpo):
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch as the trainer keeps it."""
-        rest = {name: one for name, one in batch.items() if name not in self.seen or name in COPIED}
+        rest = {name: one for name, one in batch.items() if name not in self.seen or name in of_model(self.job)}
         return {**super().inputs(rest), "model_inputs": {name: batch[name] for name in self.seen}}
 
 

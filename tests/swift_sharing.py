@@ -29,9 +29,9 @@ def cases() -> Iterator[dict[str, Any]]:
     for task in ("dpo", "kto"):
         text = {**SMALL, "task": task, "loss": LOSS, "method": "full", **STRATEGIES["zero3"]}
         yield {"trl": VERSION, "model": SHALLOW[0], "config": SHALLOW[1], "job": text}
-    for method in ("full", "lora"):
+    for method, more in (("full", {}), ("lora", {}), ("full", {"adds_cross_entropy": True})):
         own = {"task": "gkd", "teacher": TEACHER, "generated_by": "none", "batches": "padded", "loss": LOSS}
-        job = {**SMALL, **SHARED, **own, "method": method}
+        job = {**SMALL, **SHARED, **own, "method": method, **more}
         yield {"trl": VERSION, "model": STUDENT, "config": {LAYERS: 6}, "job": job}
     for job in ({"task": "dpo"}, GRPO):
         for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):

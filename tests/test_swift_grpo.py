@@ -89,6 +89,11 @@ def test_defaults(tmp_path: Path) -> None:
             f"{COLOCATED} --sleep_level 1 --offload_optimizer true",
             {"rollout_offload": "optimizer", "vllm_sync_parts": 1},
         ),
+        ("--padding_free true --attn_impl flash_attn", {"batches": "packed", "prompt_length": 512}),
+        (
+            "--packing true --packing_length 64 --attn_impl flash_attn --num_generations 2",  # no packs are made
+            {"batches": "packed", "sequence_length": 768, "prompt_length": 512},
+        ),
         ("--log_entropy true", {"entropy_graph": True}),
         ("--top_entropy_quantile 0.2", {"entropy_graph": True}),
         ("--train_type lora --log_entropy true", {"entropy_graph": False, "loss": "standard"}),
@@ -112,7 +117,8 @@ def test_settings(tmp_path: Path, more: str, fields: dict[str, Any]) -> None:
         ("--generation_batch_size 6", "generation_batch_size"),
         ("--num_generations 3", "does not divide"),
         ("--reward_model Qwen/Qwen2.5-0.5B", "reward_model"),
-        ("--padding_free true --attn_impl flash_attn", "padding_free"),
+        ("--train_type lora --padding_free true --attn_impl flash_attn", "padding_free.*framework_version=4.4"),
+        ("--padding_free true --attn_impl flash_attn --use_liger_kernel true", "stops at it with padding_free"),
         (f"{COLOCATED} --multi_turn_scheduler tool_call", "multi_turn_scheduler"),
         ("--loss_type other", "loss_type"),
         ("--sequence_parallel_size 2", "sequence_parallel_size"),
@@ -185,6 +191,19 @@ def test_expandable_segments_are_switched_off_while_vllm_is_awake(tmp_path: Path
     more = f"--tuner_type lora {COLOCATED} --sleep_level 1 --vllm_gpu_memory_utilization 0.4"
     path.write_text(f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {COMMAND.format(more)}")
     assert check(path, gpu="a100-80gb").estimate.job.expandable_segments
+
+
+def test_one_row_has_logits_of_all_prompts_but_the_first() -> None:
+    """So padding_free needs more than padded rows that are full, and as much with one sample."""
+    settings = {**SHARED, "generate_with": "vllm_server", "vllm_share": 0.3, "attention": "flash"}
+
+    def backward(samples: int, batches: str) -> int:
+        row = {**settings, "micro_batch_size": samples, "batches": batches}
+        return estimate("qwen2.5-0.5b", "h200", **row).phases["backward"]
+
+    assert backward(1, "packed") == pytest.approx(backward(1, "padded"), rel=0.001)
+    logits = 512 * 151_936 * 4
+    assert backward(4, "packed") - backward(4, "padded") > 3 * 2 * logits
 
 
 def test_a_micro_batch_of_several_prompts_has_to_say_where_logits_begin() -> None:

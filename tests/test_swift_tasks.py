@@ -95,6 +95,22 @@ def test_a_teacher(tmp_path: Path) -> None:
     assert (job.divergence, job.generated_by, job.lora_dropout, job.batches) == ("reverse_kl", "none", 0.0, "padded")
 
 
+def test_a_teacher_whose_own_deepspeed_changes_nothing(tmp_path: Path) -> None:
+    for words in (
+        "--teacher_deepspeed zero3",
+        "--deepspeed zero3 --teacher_deepspeed zero3",
+        "--deepspeed zero2 --teacher_deepspeed zero1",
+    ):
+        assert job_of_command(tmp_path, "gkd", f"{TAUGHT} --lmbda 0 {words}").teacher == "Qwen/Qwen2.5-3B"
+
+
+def test_distillation_in_one_row_and_with_a_cross_entropy(tmp_path: Path) -> None:
+    for more in ("--padding_free true", "--packing true --packing_length 4096"):  # which makes no packs
+        job = job_of_command(tmp_path, "gkd", f"{TAUGHT} --lmbda 0 --attn_impl flash_attn --sft_alpha 0.1 {more}")
+        assert (job.batches, job.sequence_length, job.adds_cross_entropy) == ("packed", 512, True)
+    assert not job_of_command(tmp_path, "gkd", f"{TAUGHT} --sft_alpha 0").adds_cross_entropy
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "length"),
     [
@@ -169,9 +185,26 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
         ("gkd", f"{TAUGHT} --seq_kd true", "seq_kd: ms-swift 4.6 stops"),
         ("gkd", f"{TAUGHT} --lmbda 1 {VLLM} --offload_model true", "where the teacher stays"),
         ("gkd", f"{TAUGHT} --offload_teacher_model true", "offload_teacher_model"),
-        ("gkd", f"{TAUGHT} --sft_alpha 0.1", "sft_alpha"),
         ("gkd", f"{TAUGHT} --gkd_logits_topk 20", "gkd_logits_topk"),
-        ("gkd", f"{TAUGHT} --teacher_deepspeed zero3", "teacher_deepspeed"),
+        (
+            "gkd",
+            f"{TAUGHT} --deepspeed zero2 --teacher_deepspeed zero3",
+            "teacher_deepspeed=.* whole on each GPU, .* more",
+        ),
+        ("gkd", f"{TAUGHT} --deepspeed zero3 --teacher_deepspeed zero3_offload", "with its share on each GPU, .* more"),
+        ("gkd", f"{TAUGHT} --deepspeed zero3 --teacher_deepspeed zero2", "deepspeed=zero2 .* both whole on each GPU"),
+        (
+            "gkd",
+            "--tuner_type lora --teacher_model_server http://a:1",
+            "teacher on other GPUs.*--teacher Qwen/Qwen2.5-0.5B",
+        ),
+        (
+            "ppo",
+            "--tuner_type full --reward_model R --response_length 64",
+            "--seq-len 576 --prompt-len 512 .*--value-model R",
+        ),
+        ("dpo", "--tuner_type lora --sequence_parallel_size 4", "needs more: .* --seq-len 128 --prompt-len 1"),
+        ("kto", "--tuner_type lora --sequence_parallel_size 4", "estimates the run without it"),
         ("gkd", f"{TAUGHT} --fsdp fsdp2", "set=fsdp=.* estimates it with both models whole"),
         ("gkd", "--tuner_type lora --teacher_model Qwen/Qwen2.5-7B --lmbda 0", "vocab_size 152064"),
         ("dpo", "--tuner_type lora --ref_adapters a", "ref_adapters"),

@@ -57,6 +57,19 @@ def of_other_prompts(batch: Batch) -> Batch:
     return batch._replace(inputs={**batch.inputs, **own})
 
 
+def in_one_row(batch: Batch, setting: StepSpec) -> Batch:
+    """The texts of a batch as one row, as ms-swift's template joins them (4.6, template/base.py: packing_row).
+
+    Images and labels of whole samples stay as they are.
+    """
+    images = set() if setting.vision is None else {one.name for one in setting.vision.image.tensors}
+
+    def joined(name: str, texts: Tensor) -> Tensor:
+        return texts.view(1, prod(texts.shape)) if len(texts.shape) > 1 and name not in images else texts
+
+    return batch._replace(inputs={name: joined(name, one) for name, one in batch.inputs.items()})
+
+
 def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
     """The batch, fp32 inputs cast to the model's dtype: by the Trainer under DeepSpeed (_prepare_input), or by FSDP."""
     dtype = job.dtype if job.loop == "trainer" and job.strategy.startswith("zero") else job.computed_dtype

@@ -62,8 +62,16 @@ def _divisible(job: Job) -> str:
 
 
 def _mixed_prompts(job: Job) -> str | None:
-    """In ms-swift logits of a micro-batch begin where its shortest prompt ends (4.6: collate_to_grpo_micro_batch)."""
-    if job.loss not in OF_SWIFT or (job.prompt_length or 1) == 1 or job.num_generations % job.micro_batch_size == 0:
+    """In ms-swift logits of a micro-batch begin where its shortest prompt ends (4.6: collate_to_grpo_micro_batch).
+
+    In one row (padding_free) all tokens behind the first prompt have logits: most where that one is as long as any.
+    """
+    if (
+        job.loss not in OF_SWIFT
+        or job.joins_samples
+        or (job.prompt_length or 1) == 1
+        or job.num_generations % job.micro_batch_size == 0
+    ):
         return None
     return (
         f"{setting('micro_batch_size', job.micro_batch_size)} does not divide"

@@ -74,9 +74,10 @@ DISTILLATION_RULES = (
         "{rollout_offload} with {task}, where the teacher stays, is not modelled; use {rollout_offload=optimizer}",
     ),
     Rule(
-        lambda job: distils(job) and job.joins_samples,
+        lambda job: distils(job) and job.joins_samples and job.loss != "logits_to_keep",
         UNSUPPORTED,
-        "{batches} with {task}: TRL's GKDTrainer pads samples; use {batches=padded}",
+        "{batches} with {task}: TRL's GKDTrainer pads samples; use {batches=padded}, or {loss=logits_to_keep} for"
+        " ms-swift's padding_free",
     ),
     Rule(
         lambda job: distils(job) and job.loop == "plain",

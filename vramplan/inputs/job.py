@@ -131,7 +131,8 @@ class Job(Record):
     ms-swift's ``log_entropy`` and ``top_entropy_quantile``)."""
     adds_cross_entropy: bool = False
     """`task` dpo with `loss` concatenated or concatenated_states: whether the cross-entropy of the chosen answers is
-    part of the loss (``rpo_alpha``, or ``sft`` among the loss types)."""
+    part of the loss (``rpo_alpha``, or ``sft`` among the loss types); `task` gkd with `loss` logits_to_keep: that of
+    the completions (ms-swift's ``sft_alpha``)."""
     teacher: str | None = None
     """`task` gkd: the model whose distribution of the next token is learned: a shipped name, a Hub id, a folder, or a
     config.json. It is on the same GPUs, and its vocabulary has to be the student's."""

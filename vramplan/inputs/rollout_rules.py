@@ -183,9 +183,10 @@ ROLLOUT_RULES = (
         " {loss=chunked}",
     ),
     Rule(
-        lambda job: generates(job) and job.joins_samples and not job.runs_own_actor,
+        lambda job: generates(job) and job.joins_samples and not job.runs_own_actor and job.loss != "logits_to_keep",
         UNSUPPORTED,
-        "{batches} with {task}: TRL pads completions; use {batches=padded}",
+        "{batches} with {task}: TRL pads completions; use {batches=padded}, or {loss=logits_to_keep} for ms-swift's"
+        " padding_free",
     ),
     Rule(
         lambda job: generates(job) and job.lengths is not None,

@@ -75,7 +75,8 @@ def _prompt_and_sample(job: Job) -> list[Input]:
         prompt = max(job.prompt_length or 0, 1)
         lengths = {"prompt": prompt, "completion": job.sequence_length - prompt}
         return [Input(f"{name}_{kind}", (length,)) for name, length in lengths.items() for kind in ("ids", "mask")]
-    sample = [Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask", "labels")]
+    names = ("input_ids", "position_ids" if job.joins_samples else "attention_mask", "labels")
+    sample = [Input(name, (job.sequence_length,)) for name in names]
     if job.loss == "logits_to_keep":  # ms-swift's template
         return sample
     return [*sample, *(Input(name, (max(job.prompt_length or 0, 1),)) for name in ("prompts", "prompt_attention_mask"))]
@@ -171,7 +172,7 @@ def _swift_completions(job: Job) -> list[Input]:
     scores = ["old_per_token_logps", "advantages"]
     scores += ["ref_per_token_logps"] if job.reference_source != "none" else []
     return [
-        *(Input(name, (job.sequence_length,)) for name in ("input_ids", "attention_mask")),
+        *(Input(name, (job.sequence_length,)) for name in _names(job)[:2]),
         Input("completion_mask", completion, "bool"),
         *(Input(name, completion, "fp32") for name in scores),
         Input("seq_lengths", ()),

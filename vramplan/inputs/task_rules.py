@@ -119,9 +119,14 @@ TASK_RULES = (
         "{attention} with {batches}: ms-swift stops at padding_free without FlashAttention; use {attention=flash}",
     ),
     Rule(
-        lambda job: job.adds_cross_entropy and job.loss not in CONCATENATED,
+        lambda job: (
+            job.adds_cross_entropy
+            and job.loss not in CONCATENATED
+            and (job.task, job.loss) != ("gkd", "logits_to_keep")
+        ),
         UNSUPPORTED,
-        "adds_cross_entropy is modelled for {loss=concatenated_states} and concatenated, of TRL 0.15 to 0.28",
+        "adds_cross_entropy is modelled for {loss=concatenated_states} and concatenated, of TRL 0.15 to 0.28, and for"
+        " {task=gkd} with {loss=logits_to_keep}",
     ),
     Rule(
         lambda job: is_preference(job) and job.loop == "plain" and job.loss not in IN_PLAIN_LOOPS,

@@ -1,7 +1,8 @@
 """Distillation as ms-swift's GKDTrainer computes it: logits of completions, compared 512 tokens at a time.
 
 (4.6, rlhf_trainers/gkd_trainer.py: compute_loss; gkd_loss.py: gkd_loss, jsd_loss.) Logits of both models begin with the
-first completion's first token (``logits_to_keep``); those of the tokens that count are copies, divided by a temperature
+first completion's first token (``logits_to_keep``), or are those of all completions of a row that a mask selects
+(``padding_free``); those of the tokens that count are copies, divided by a temperature
 into further copies, which live on beside what each chunk saves for backward.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch
+from vramplan.analytic.batch import Batch, in_one_row
 from vramplan.analytic.layers.divergence import kl_div, mixed
 from vramplan.analytic.layers.label_log_probs import log_softmax
 from vramplan.analytic.layers.modules import Modules
@@ -17,7 +18,7 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.tasks.reference import without_gradients
 from vramplan.analytic.tasks.teacher_outputs import teacher_outputs
-from vramplan.analytic.tasks.whole_logits import logits_of
+from vramplan.analytic.tasks.whole_logits import logits_and_loss, logits_of
 
 CHUNK = 512
 """Tokens that are compared at a time."""
@@ -26,7 +27,14 @@ CHUNK = 512
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
     tape, job, scored = net.tape, setting.job, scored_tokens(setting.job)
-    student = logits_of(net, setting, phase, batch, scored + 1)
+    if job.joins_samples:
+        scored *= batch.inputs["input_ids"].shape[0]
+        batch = in_one_row(batch, setting)
+    cross_entropy: Tensor | None = None
+    if job.adds_cross_entropy:  # sft_alpha
+        student, cross_entropy = logits_and_loss(net, setting, phase, batch, scored + 1)
+    else:
+        student = logits_of(net, setting, phase, batch, scored + 1)
     with without_gradients(net, phase, name="teacher") as taught:
         teacher, cache = teacher_outputs(net, setting, taught, batch, scored + 1)
     tape.module = "loss"
@@ -37,7 +45,9 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     scaled = [ops.scale(one, "logits divided by the temperature") for one in active]
     total = _in_chunks(scaled[0], scaled[1], job.divergence)
     loss = ops.scale(total, "loss")
-    del masks, active, scaled, total, labels, teacher, cache
+    if cross_entropy is not None:
+        loss = ops.add(loss, ops.scale(cross_entropy))
+    del masks, active, scaled, total, labels, teacher, cache, cross_entropy
     return loss
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch, forward_pass
+from vramplan.analytic.batch import Batch, forward_pass, in_one_row
 from vramplan.analytic.layers.label_log_probs import entropies_with_graph, label_log_probs
 from vramplan.analytic.layers.log_probs_of_loss import entropies_of, log_probs_of
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.token_log_probs import token_log_probs as token_log_probs_of_row
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
@@ -98,19 +99,29 @@ def _of_divided_logits(
 ) -> Tensor:
     """The same in ms-swift (4.6, rlhf_trainers/grpo_trainer.py: _get_logps_via_local_forward).
 
-    The batch holds prompts with completions in one piece, and the temperature divides the logits where they lie.
+    The batch holds prompts with completions in one piece, and the temperature divides the logits where they lie. With
+    padding_free it is one row, with logits of all tokens behind the first prompt, and the log-probabilities are taken
+    apart again into rows as long as those (utils.py: pad_logps_back_to_batch).
     """
-    tape, rows, tokens = net.tape, batch.inputs["input_ids"].shape[0], scored_tokens(setting.job)
+    tape, (rows, length), tokens = net.tape, batch.inputs["input_ids"].shape, scored_tokens(setting.job)
+    samples, joins = rows, setting.job.joins_samples
+    if joins:
+        batch, rows, tokens = in_one_row(batch, setting), 1, tokens + (rows - 1) * length
     logits = _logits(net, setting, phase, batch, tokens)
     tape.module = "loss"
     divided = ops.scale_slice(logits, (rows, tokens, logits.shape[-1]))
     del logits
     labels = tape.empty((rows, tokens, 1), "int64", "tokens of the completions")
-    log_probs = label_log_probs(divided, labels)
+    if joins:
+        log_probs = token_log_probs_of_row(divided.view(tokens, divided.shape[-1]), labels)
+    else:
+        log_probs = label_log_probs(divided, labels)
     if kept is not None and setting.job.entropy_graph:
         for number, tensor in enumerate(entropies_with_graph(divided, is_contiguous=rows == 1)):
             kept[f"entropy.{number}"] = tensor
         del tensor
+    if joins:
+        return ops.gathered(log_probs, (samples, tokens), "log-probabilities in rows")
     return log_probs.view(rows, tokens)
 
 

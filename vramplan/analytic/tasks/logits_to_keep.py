@@ -7,11 +7,9 @@ logits, or log-probabilities of half-precision ones.
 
 from __future__ import annotations
 
-from math import prod
-
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
-from vramplan.analytic.batch import Batch, of_other_prompts
+from vramplan.analytic.batch import Batch, in_one_row, of_other_prompts
 from vramplan.analytic.layers.label_log_probs import label_log_probs
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
@@ -55,10 +53,7 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     tape, kept = net.tape, scored_tokens(setting.job) + 1
     rows, length = batch.inputs["input_ids"].shape
     if setting.job.joins_samples:  # a mask selects the tokens of all answers of the row, and the last
-        images = set() if setting.vision is None else {one.name for one in setting.vision.image.tensors}
-        batch = batch._replace(
-            inputs={name: one if name in images else _in_one_row(one) for name, one in batch.inputs.items()}
-        )
+        batch = in_one_row(batch, setting)
         rows, kept = 1, rows * (kept - 1) + 1
     logits = logits_of(net, setting, phase, batch, kept)
     tape.enter(after, None)
@@ -72,8 +67,3 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
     net.features.clear()
     del logits, rolled, scored, labels, per_token  # with the function's locals
     return sums, means
-
-
-def _in_one_row(texts: Tensor) -> Tensor:
-    """What ``Template.packing_row`` joins; labels of samples, which are none, stay as they are."""
-    return texts.view(1, prod(texts.shape)) if len(texts.shape) > 1 else texts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.analytic.architectures.causal_lm import decoder_of, language_model
+from vramplan.analytic.architectures.causal_lm import causal_loss, decoder_of, language_model
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
@@ -27,6 +27,18 @@ def logits_of(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: i
 
 def _converted(logits: Tensor, setting: StepSpec) -> Tensor:
     return ops.to(logits, "fp32", "logits converted to fp32 (accelerate)") if setting.job.casts else logits
+
+
+def logits_and_loss(
+    net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same of a model that is given labels of the tokens with logits: its loss is among its outputs."""
+    own = own_logits(net, setting, phase, batch, kept)
+    net.tape.module = "loss"
+    loss = causal_loss(own)
+    logits = _converted(own, setting)
+    net.hook_outputs.clear()
+    return logits, loss
 
 
 def own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_rows, ms_swift_tasks, ms_swift_types, zero_config
 from vramplan.frameworks.readers.ms_swift_rollout import ROLLOUT_NAMES
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
@@ -83,6 +83,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
+    ms_swift_rows.check_whole_texts(config)
     job = trainer_fields(config, 1, None, (BATCH_KEY, "batch_size"), fsdp_presets=FSDP_PRESETS)
     job["method"] = method
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
@@ -100,7 +101,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if tower_mode != (job["checkpointing"] == "full"):
         raise config.unsupported("vit_gradient_checkpointing", "other than the language model's is not modelled yet")
     job |= _attention(config)
-    if config.boolean("packing", default=False) and config.has("packing_length"):
+    if ms_swift_rows.makes_packs(config) and config.has("packing_length"):
         job["sequence_length"] = config.integer("packing_length", default=2048)
     elif not at_least(version, "3.0") and config.string("max_length") == "-1":  # 2.6.1: llm/utils/argument.py
         config.note("default", "max_length", "-1: samples may be as long as the model takes them")
@@ -174,7 +175,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     has_evaluation = held_back > 0 or config.has("val_dataset")
     parsed.num_train_samples = _num_train_samples(config, held_back)
     parsed.eval_batch_size = eval_batch_size(config, 1, has_evaluation)
-    parsed.rows = "packed" if config.boolean("packing", default=False) else "samples"
+    parsed.rows = "packed" if ms_swift_rows.makes_packs(config) else "samples"
     parsed.task = "pretraining" if config.source.command[-1:] in (("pt",), ("swift/cli/pt.py",)) else "SFT"
     if "task" in job:
         named = config.lowercase("rlhf_type", default="")  # SimPO runs CPO's trainer

@@ -7,23 +7,20 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.readers import ms_swift_rollout, trl_gkd
+from vramplan.frameworks.readers.ms_swift_rows import row_field
 from vramplan.frameworks.settings import ConfigReader
 
 SINCE = "4.6"
 """The first version whose trainer was read."""
 NOT_MODELLED = {
     "teacher_adapters": "adapters of the teacher are not modelled yet",
-    "teacher_model_server": "a teacher on other GPUs, of whose logits the highest come back, is not modelled yet",
-    "teacher_deepspeed": "DeepSpeed of the teacher's own is not modelled yet",
-    "offload_teacher_model": "a teacher that comes and goes is not modelled yet",
     "gkd_logits_topk": "the highest logits alone are not modelled yet",
-    "sft_alpha": "adds a cross-entropy of all logits, which is not modelled yet",
     "use_liger_kernel": "with gkd is not modelled yet",
-    "padding_free": "with gkd is not modelled yet",
-    "packing": "with gkd is not modelled yet",
     "resume_from_checkpoint": "with gkd is not modelled yet",
     "adapters": "with gkd are not modelled yet",
 }
+PRESETS = ("zero0", "zero1", "zero2", "zero3")
+"""Values of teacher_deepspeed without offloading."""
 NO_CHANGE = ("temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
 """Settings that change nothing where nobody generates on these GPUs."""
 
@@ -59,17 +56,20 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
             on the GPUs that train.
     """
     teacher = config.string("teacher_model")
+    nearest = (
+        f"nearest, with a second copy of the weights on each GPU, which needs more: {_taught_by_itself(model, job)}"
+    )
+    config.require_off(
+        "teacher_model_server",
+        why=f"a teacher on other GPUs, of whose logits the highest come back, is not modelled yet; {nearest}",
+    )
+    if not teacher or teacher == model:
+        raise config.unsupported(
+            "rlhf_type", f"without another teacher_model: self-distillation is not modelled yet; {nearest}"
+        )
     for name, why in NOT_MODELLED.items():
         config.require_off(name, why=f"{why}; {setting('set', f'{name}=')} estimates the run without it")
-    if not teacher or teacher == model:
-        shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
-        _without_sharding(shown)
-        command = estimate_command(model, {**shown, "task": "gkd", "teacher": model, "generated_by": "none"})
-        raise config.unsupported(
-            "rlhf_type",
-            "without another teacher_model: self-distillation is not modelled yet; nearest, with a second copy of the"
-            f" weights on each GPU, which needs more: {command} --loss logits_to_keep",
-        )
+    _check_placement(config, str(job.get("strategy", "ddp")))
     if job.get("strategy") not in (None, "ddp", "zero1", "zero2", "zero3"):
         raise config.unsupported(
             "rlhf_type",
@@ -79,11 +79,12 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     fields: dict[str, Any] = {
         "task": "gkd",
         "loss": "logits_to_keep",
-        "batches": "padded",
+        **row_field(config),
         "teacher": teacher,
         "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
         "divergence": trl_gkd.divergence(config.number("beta", default=0.5)),
         "generated_by": "none",
+        "adds_cross_entropy": config.number("sft_alpha", default=0.0) > 0.0,
     }
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
@@ -96,6 +97,45 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
         "use_vllm", why="with lmbda 0 holds vLLM's share for nothing, which is not modelled; leave it out"
     )
     return fields
+
+
+def _taught_by_itself(model: str, job: dict[str, Any]) -> str:
+    """The command of a student whose teacher is of its own size."""
+    shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
+    _without_sharding(shown)
+    command = estimate_command(model, {**shown, "task": "gkd", "teacher": model, "generated_by": "none"})
+    return f"{command} --loss logits_to_keep"
+
+
+def _check_placement(config: ConfigReader, strategy: str) -> None:
+    """Check that the teacher lies where it does without settings of its own.
+
+    DeepSpeed of its own matters if the student has DeepSpeed, and shards it at stage 3 alone (4.6, rollout_mixin.py:
+    _setup_teacher; utils.py: prepare_deepspeed).
+
+    Raises:
+        UnsupportedError: if it does not, with the nearest estimate.
+    """
+    stays = setting("set", "offload_teacher_model=")
+    config.require_off(
+        "offload_teacher_model",
+        why=f"a teacher that comes and goes is not modelled yet; {stays} estimates one that stays, which needs more",
+    )
+    own = config.string("teacher_deepspeed")
+    if not own or not strategy.startswith("zero"):
+        config.read_keys.add("teacher_deepspeed")
+        return
+    shards, is_sharded = own.startswith("zero3"), strategy == "zero3"
+    if own in PRESETS and shards == is_sharded:
+        return
+    without, nearest = setting("set", "teacher_deepspeed="), "with it whole on each GPU, which needs more"
+    if is_sharded and shards:
+        nearest = "with its share on each GPU, which needs more"
+    elif is_sharded:
+        without, nearest = setting("set", "deepspeed=zero2"), "with both whole on each GPU, which needs more"
+    raise config.unsupported(
+        "teacher_deepspeed", f"of the teacher's own is not modelled yet; {without} estimates the run {nearest}"
+    )
 
 
 def _on_policy(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:

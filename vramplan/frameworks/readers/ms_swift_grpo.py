@@ -16,7 +16,8 @@ from vramplan.frameworks.readers.ms_swift_rollout import (
     generation_fields,
     length_fields,
 )
-from vramplan.frameworks.readers.ms_swift_tasks import check_reference, refuse_rows
+from vramplan.frameworks.readers.ms_swift_rows import ROWS, refuse_sequence_parallel, row_field
+from vramplan.frameworks.readers.ms_swift_tasks import check_reference
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -43,6 +44,7 @@ _UNDER = {
 }
 NAMES: Mapping[str, KeyNames] = {
     "reference": {"none": "beta 0.0"},
+    "batches": {"padded": "padding_free false"},
     **ROLLOUT_NAMES,
     "num_generations": "num_generations",
 }
@@ -71,13 +73,18 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             whose = "TRL's own" if config.has("reward_model") else "TRL's own without it"
             raise config.unsupported(name, f"{why}; nearest, {whose}: {_nearest(config, parsed)}")
         config.require_off(name, why=why)
-    refuse_rows(config, "rlhf_type grpo")
+    if not at_least(version, OWN_LOG_PROBS):
+        newer = setting("framework_version", OWN_LOG_PROBS)
+        for name in ROWS:
+            config.require_off(
+                name, why=f"with rlhf_type grpo before {OWN_LOG_PROBS} is not modelled; nearest: {newer}"
+            )
     if config.lowercase("loss_type", default="grpo") not in LOSSES:
         raise config.unsupported("loss_type", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
     fields: dict[str, Any] = {
         "task": "grpo",
         "loss": "logits_to_keep" if at_least(version, OWN_LOG_PROBS) else "standard",
-        "batches": "padded",
+        **row_field(config),
         "num_generations": config.integer("num_generations", default=8),
         "num_iterations": config.integer("num_iterations", default=1),
         "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
@@ -99,7 +106,8 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     fields |= engine_fields(config, job) | generation_fields(config, job)
     answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
     fields |= length_fields(config, job, answer, fields)
-    if "prompt_length" in fields and fields["num_generations"] % job["micro_batch_size"]:
+    several = fields["num_generations"] % job["micro_batch_size"] and fields["batches"] == "padded"
+    if several and "prompt_length" in fields:
         fields["prompt_length"] = 1
         config.note(
             "warning",
@@ -108,6 +116,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             " counted from the first token on",
         )
     job |= fields
+    refuse_sequence_parallel(config, parsed.model, job)
     if "sequence_length" not in fields:
         job.pop("sequence_length", None)
         parsed.completion_length = answer
@@ -144,6 +153,7 @@ def _check_liger(config: ConfigReader, version: str, wants_entropy: bool) -> Non
     if not at_least(version, OWN_LOG_PROBS):
         raise config.unsupported("use_liger_kernel", f"with rlhf_type grpo before {OWN_LOG_PROBS} is not modelled")
     stops = ["log_entropy or top_entropy_quantile"] if wants_entropy else []
+    stops += [name for name in ROWS if not config.is_off(name)]
     stops += [name for name in ("delta", "off_policy_sequence_mask_delta") if config.has(name)]
     if config.lowercase("importance_sampling_level", default="token") not in ("token", "sequence"):
         stops.append("importance_sampling_level sequence_token")

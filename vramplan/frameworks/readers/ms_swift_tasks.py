@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers import ms_swift_gkd
+from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo
+from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, refuse_sequence_parallel, rows_of_pairs
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -38,10 +38,6 @@ NUMBERS = (
 )  # fmt: skip
 """Settings that change no large tensor: the cross-entropy of rpo_alpha is made of the log-probabilities that exist."""
 NOT_MODELLED = ("ref_adapters", "adapters", "resume_from_checkpoint", "precompute_ref_log_probs")
-ROWS = ("padding_free", "packing")
-"""Keys that make one row of a micro-batch."""
-TAKE_ROWS = ("dpo", "kto")
-"""Values of rlhf_type that take them; ms-swift stops at others (rlhf_args.py: _check_padding_free)."""
 
 
 def is_rlhf(config: ConfigReader) -> bool:
@@ -63,6 +59,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         raise ms_swift_gkd.earlier(config, model, job)
     if value == "gkd":
         return ms_swift_gkd.task_fields(config, model, job)
+    if value == "ppo":
+        raise ms_swift_ppo.refused(config, model, job)
     if task is None or not at_least(version, SINCE.get(task, SINCE_OTHERS)):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
@@ -71,7 +69,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         without = setting("set", f"{name}=")
         config.require_off(name, why=f"with rlhf_type {value} is not modelled yet; the rest is read with {without}")
     if value not in TAKE_ROWS:
-        refuse_rows(config, f"rlhf_type {value}", stops=True)
+        refuse_rows(config, f"rlhf_type {value}")
     if config.number("router_aux_loss_coef", default=0.0):
         raise config.unsupported("router_aux_loss_coef", f"with rlhf_type {value} is not modelled yet")
     if not config.boolean("disable_dropout", default=True):
@@ -79,13 +77,15 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     _check_losses(config, task)
     config.read_keys |= {*NUMBERS, "loss_type", "disable_dropout", "max_completion_length"}
     fields: dict[str, Any] = {"task": task, "loss": "logits_to_keep" if task in OWN_LOGITS else "standard"}
-    fields |= _rows(config, job) if value in TAKE_ROWS else {"batches": "padded"}
+    fields |= rows_of_pairs(config, job) if value in TAKE_ROWS else {"batches": "padded"}
     if task == "simpo" and config.number("cpo_alpha", default=1.0):
         fields["task"] = "cpo"  # it runs CPO's trainer, whose cpo_alpha adds the cross-entropy of chosen answers
     if job["method"] != "full":
         fields["lora_dropout"] = 0.0
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
+    if task == "dpo":
+        refuse_sequence_parallel(config, model, {**job, **fields})
     return fields
 
 
@@ -106,59 +106,6 @@ def note_older_versions(config: ConfigReader, version: str) -> None:
             f"is a key of ms-swift 3.0 to 3.12, of which {version} is counted; how weights go to vLLM in the others was"
             " not read",
         )
-
-
-def _rows(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of a micro-batch, each of a pair or an answer, or all as one (template/base.py: packing_row).
-
-    A pack holds at most packing_length tokens of whole pairs, or one pair alone (dataset/packing.py).
-
-    Raises:
-        UnsupportedError: for packs of answers for KTO, whose share of the tokens the data decides.
-    """
-    if all(config.is_off(name) for name in ROWS):
-        return {"batches": "padded"}
-    if config.is_off("packing"):
-        return {"batches": "packed"}
-    longest = config.integer("max_length", default=0, least=0) if config.has("max_length") else None
-    pack = job.get("sequence_length")
-    if longest is None:
-        raise config.unsupported(
-            "packing", "without max_length is not modelled: a pair alone may be longer than a pack"
-        )
-    if config.lowercase("rlhf_type", default="dpo") == "kto" and (pack or longest) > longest:
-        raise config.unsupported(
-            "packing_length",
-            "above max_length with rlhf_type kto is not modelled: the data decides how much of a pack is scored; set"
-            f" packing_length={longest}",
-        )
-    config.note(
-        "warning",
-        "packing",
-        f"a pack has a pair of two answers of max_length, {2 * longest:,} tokens, or packing_length of shorter ones",
-    )
-    return {"batches": "packed", "sequence_length": max(longest, ceil((pack or longest) / 2))}
-
-
-def refuse_rows(config: ConfigReader, what: str, stops: bool = False) -> None:
-    """Refuse rows of several samples.
-
-    Raises:
-        ConfigError: if ms-swift `stops` at them.
-        UnsupportedError: if it does not.
-    """
-    for name in ROWS:
-        if config.is_off(name):
-            continue
-        if stops:
-            raise ConfigError(f"{config.place(name)}: {name}: ms-swift stops at it with {what}; set it to false")
-        padded = f"{setting('set', f'{name}=')} estimates padded rows"
-        why = (
-            "about as much if all samples are of max_length, else more"
-            if name == "padding_free"
-            else "of one sample each"
-        )
-        raise config.unsupported(name, f"with {what} is not modelled yet; {padded}, {why}")
 
 
 def _check_losses(config: ConfigReader, task: str) -> None:
