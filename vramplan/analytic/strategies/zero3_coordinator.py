@@ -288,7 +288,7 @@ class Coordinator:
         """Release the frozen weights that a recomputed forward used."""
         for weight in self.recomputed.values():
             self.in_use[weight.number] -= 1
-            self.release(weight, saves=not self.keeps_recomputed)
+            self.release(weight)
         self.recomputed = {}
 
     def end_backward(self, visits: Sequence[Visit]) -> None:
