@@ -13,6 +13,7 @@ from typing import Any
 from tests.llamafactory_runs import LOSSES, VERSION
 from tests.recorded_runs import rows_of
 from tests.trl_sharing import SHALLOW, SHALLOW_UNTIED, SMALL, STRATEGIES, record_missing
+from tests.trl_sharing import UNTIED as DEEPER_UNTIED
 
 RUNS = Path(__file__).parent / "llamafactory_sharing_runs.jsonl"
 
@@ -34,7 +35,10 @@ def cases() -> Iterator[dict[str, Any]]:
     yield case(SHALLOW, "zero3", "lora", "reward")  # full fine-tuning stops: DeepSpeed wants weights of one dtype
     yield case(SHALLOW_UNTIED, "zero3", "full", "dpo", gradient_accumulation_steps=2)
     yield case(SHALLOW_UNTIED, "zero3", "lora", "reward", gradient_accumulation_steps=2)
+    yield case(DEEPER_UNTIED, "zero3", "lora", "reward", sequence_length=512)
     yield case(SHALLOW, "zero2", "full", "reward")
+    for model in (SHALLOW, SHALLOW_UNTIED):
+        yield case(model, "fsdp2", "lora", "reward")
     for strategy in ("fsdp2", "fsdp1"):
         yield case(SHALLOW, strategy, "lora", "dpo")
     yield case(SHALLOW, "fsdp2", "lora", "kto")

@@ -131,7 +131,7 @@ def test_peft_trains_the_head() -> None:
     [
         ("granite-3.1-2b", {"task": "classification"}, "not modelled"),
         ("gemma-3-1b", {"task": "token_classification"}, "no Gemma3TextForTokenClassification"),
-        ("qwen3-0.6b", {"task": "embedding", "strategy": "zero3", "num_gpus": 2}, "not modelled yet"),
+        ("qwen3-0.6b", {"task": "embedding", "strategy": "fsdp", "num_gpus": 2}, "not modelled yet"),
         ("qwen3-0.6b", {"task": "embedding", "matryoshka_dims": (4096,)}, "1024 wide"),
         ("qwen3-0.6b", {"task": "embedding", "num_labels": 2}, "no meaning"),
         ("qwen3-0.6b", {"task": "reranker", "num_labels": 2}, "one label"),

@@ -30,9 +30,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero1": {"strategy": "zero1", **ZERO},
     "ddp": {"strategy": "ddp"},
 }
+BEFORE = "1.13.0"
+"""A version of TRL whose losses take all logits; its runs need it before others in PYTHONPATH."""
 TIED = ("llama-3.2-1b", {LAYERS: 6})
 UNTIED = ("llama-3.2-1b", {LAYERS: 6, "tie_word_embeddings": False})
 SHALLOW = ("llama-3.2-1b", {LAYERS: 4})
+SHALLOWEST = ("llama-3.2-1b", {LAYERS: 3})
 SHALLOWEST_UNTIED = ("llama-3.2-1b", {LAYERS: 3, "tie_word_embeddings": False})
 SHALLOW_UNTIED = ("llama-3.2-1b", {LAYERS: 4, "tie_word_embeddings": False})
 
@@ -72,6 +75,12 @@ def cases() -> Iterator[dict[str, Any]]:
                 yield case(model, "zero3", method, task)
                 if task != "reward":
                     yield case(model, "fsdp2", method, task)
+    for strategy in ("fsdp2", "fsdp1"):
+        for method in ("lora", "full"):
+            yield case(SHALLOW, strategy, method, "reward")
+    yield case(SHALLOW, "fsdp2", "full", "reward", sequence_length=2048, micro_batch_size=4)
+    yield {"trl": BEFORE, **case(SHALLOWEST_UNTIED, "fsdp2", "lora", "dpo", loss="standard")}
+    yield {"trl": BEFORE, **case(SHALLOWEST, "fsdp2", "full", "kto", loss="standard")}
     yield case(SHALLOW_UNTIED, "zero3", "lora", None, zero={"max_reuse_distance": 1})
     yield case(SHALLOW_UNTIED, "zero3", "full", "dpo", checkpointing="none")
     yield case(SHALLOW, "zero3", "full", "dpo", reference="precomputed")

@@ -17,6 +17,7 @@ from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.model_spec import MAX_LAYERS, Config, ModelSpec
 from vramplan.inputs.sequence_length import check_sequence_length
 from vramplan.inputs.task_rules import NO_REWARD, TRL_TASKS
+from vramplan.inputs.tasks import has_language_head
 from vramplan.inputs.validation import are_linear, check_card, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
@@ -321,7 +322,7 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
     if job.strategy not in ("zero3", "fsdp"):
         return
     where, (architecture, config, tower, _) = f"{strategy}: {spec.model_type}", model
-    if job.modules_to_save and architecture.is_tied(config):
+    if job.modules_to_save and has_language_head(job) and architecture.is_tied(config):
         raise UnsupportedError(
             f"{where} with {setting('modules_to_save')}: its head is its embedding, which is not modelled yet;"
             f" use {setting('strategy', 'zero2')}"

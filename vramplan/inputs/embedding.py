@@ -69,10 +69,16 @@ def check_embedding(job: Job, width: int) -> None:
     for size in job.matryoshka_dims or ():
         if not 0 < size <= width:
             raise ConfigError(f"{setting('matryoshka_dims', size)}: the model's vectors are {width} wide")
-    if job.strategy not in ("ddp", "zero0", "zero1", "zero2"):
+    if job.strategy not in ("ddp", "zero0", "zero1", "zero2", "zero3"):
         raise UnsupportedError(
             f"{setting('strategy', job.strategy)} with {setting('task', 'embedding')} is not modelled yet; use"
             f" {setting('strategy', 'zero2')}"
+        )
+    if job.strategy == "zero3" and (job.embedding_loss == CACHED or (job.reentrant and not job.joins_texts)):
+        other = loss if job.embedding_loss == CACHED else setting("reentrant", True)
+        raise UnsupportedError(
+            f"{setting('strategy', 'zero3')} with {setting('task', 'embedding')} and {other}: several backwards of a"
+            f" micro-batch were not compared with a run; use {setting('strategy', 'zero2')}"
         )
 
 

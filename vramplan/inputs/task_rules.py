@@ -16,6 +16,8 @@ SCORING = ("dpo", "kto", "orpo", "cpo", "simpo")
 """Those that compute log-probabilities of answers."""
 ODDS = ("orpo", "cpo", "simpo")
 """Those without a reference."""
+LOSS_OUTSIDE = (*TRL_TASKS, "embedding", "reranker", "generative_reranker")
+"""Tasks whose trainer computes the loss from what the model returns."""
 OWN_REFERENCE = (None, "adapters_off")
 """References of a trainer that takes the model without adapters."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
@@ -240,9 +242,21 @@ TASK_RULES = (
         " (zero/utils.py: defragment); use {strategy=zero2}, or {method=lora}",
     ),
     Rule(
-        lambda job: job.loss == "value_head" and job.strategy not in ("ddp", "zero1", "zero2", "zero3"),
+        lambda job: (
+            job.loss == "value_head" and (job.strategy, job.fsdp.version) == ("fsdp", 1) and job.dtype != "fp32"
+        ),
+        IMPOSSIBLE,
+        "{strategy} version 1 with {loss}: PyTorch stops at the fp32 value head among half-precision weights (Must"
+        " flatten tensors with uniform dtype); use fsdp version 2",
+    ),
+    Rule(
+        lambda job: (
+            job.loss == "value_head"
+            and job.strategy not in ("ddp", "zero1", "zero2", "zero3")
+            and (job.strategy, job.method, job.fsdp.version) != ("fsdp", "lora", 2)
+        ),
         UNSUPPORTED,
-        "{strategy} with {loss} was not compared with a run of LLaMA-Factory; use {strategy=zero2}",
+        "{strategy} with {loss} and {method} was not compared with a run of LLaMA-Factory; use {strategy=zero2}",
     ),
     Rule(
         lambda job: job.loss == "value_head" and (job.strategy, job.method) == ("ddp", "full") and job.num_gpus > 1,
@@ -271,14 +285,9 @@ TASK_RULES = (
         "{strategy} {offload} with {task} is not modelled yet; use {strategy=zero2} and {offload=none}",
     ),
     Rule(
-        lambda job: (
-            is_preference(job)
-            and job.strategy == "fsdp"
-            and job.task in (("kto", "reward") if job.fsdp.version == 1 else ("reward",))
-        ),
+        lambda job: job.task == "kto" and job.strategy == "fsdp" and job.fsdp.version == 1,
         UNSUPPORTED,
-        "{strategy} with {task} was not compared with a run of TRL: reward models are not, nor is KTO under FSDP"
-        " version 1; use {strategy=zero2}",
+        "{strategy} version 1 with {task} was not compared with a run of TRL; use fsdp version 2, or {strategy=zero2}",
     ),
     Rule(
         lambda job: is_preference(job) and job.strategy in ("fsdp", "zero3") and job.quantize != "none",

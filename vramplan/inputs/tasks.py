@@ -133,6 +133,11 @@ def num_labels(c: Config, job: Job) -> int:
     return c.count("num_labels", len(c.get("id2label") or ()) or 2)
 
 
+def has_language_head(job: Job) -> bool:
+    """Whether the model has the head of a language model, which may be its embedding."""
+    return job.task not in (*LABELLED, "embedding") and not (job.task == "reward" and job.loss == "standard")
+
+
 def joins_texts_of_swift(job: Job) -> bool:
     """Whether ms-swift puts all texts of a micro-batch into one row, of a task that is not the next token's."""
     return job.joins_samples and (job.joins_texts or job.task in ("sequence_classification", *RERANKERS))

@@ -17,7 +17,8 @@ from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, gathered_dtype, stored
-from vramplan.inputs.task_rules import ODDS
+from vramplan.inputs.task_rules import LOSS_OUTSIDE
+from vramplan.inputs.tasks import has_language_head
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
@@ -92,6 +93,11 @@ class Fsdp2(Sharded):
         placed = self.own_weights()
         self.ignored = [one for one in placed if is_ignored(one.parameter, self.job)]
         """Weights that stay whole on every GPU."""
+        self.wraps_embeddings = (
+            self.job.fsdp.wraps_embeddings and self.job.loss != "value_head" and self.job.task != "reranker"
+        )
+        """Whether embedding and head have groups of their own: accelerate asks the model for them; TRL's module with
+        a value head (0.24) and sentence-transformers' CrossEncoder (6.2) do not say."""
         self.divided = [one for one in placed if not is_ignored(one.parameter, self.job)]
         self.shares = [self._share(one) for one in self.divided]
         self.before, self.layers, self.behind = self.groups_of_weights()
@@ -135,7 +141,7 @@ class Fsdp2(Sharded):
 
         The last group stays gathered, and so does the root, which has whatever no other group has.
         """
-        tied = self.step.setting.architecture.is_tied(self.step.setting.config)
+        tied = has_language_head(self.job) and self.step.setting.architecture.is_tied(self.step.setting.config)
         by_place: dict[int | str, list[tuple[Placed, Weight]]] = {}
         for one, share in zip(self.divided, self.shares, strict=True):
             place = self._place(share.name, tied) if one.layer is None else one.layer
@@ -161,7 +167,7 @@ class Fsdp2(Sharded):
 
         The final norm goes with the head if accelerate finds it: right below the base model, and not below PEFT's.
         """
-        if not self.job.fsdp.wraps_embeddings:
+        if not self.wraps_embeddings:
             return "root"
         setting, embedded = self.step.setting, self.step.embedded
         assert setting.architecture.decoder is not None
@@ -260,7 +266,7 @@ class Fsdp2(Sharded):
 
     def _model_ends(self, events: Sequence[int]) -> int:
         """Index of the first event behind the model's forward: of a loss that is not part of it."""
-        if self.job.task not in ODDS or not self.inside:
+        if self.job.task not in LOSS_OUTSIDE or self.job.loss == "value_head" or not self.inside:
             return len(events)
         storages, source = self.step.record.storages, self.step.unfolded.source
         losses = (n for n, e in enumerate(events) if e >= 0 and storages[source[e]].module == "loss")
@@ -339,9 +345,7 @@ class Fsdp2(Sharded):
             record.extend(events[dropped:], offset)
             for group in self.behind:
                 self._finish_backward(group, offset)
-        elif (
-            not self.inside and not self.job.fsdp.wraps_embeddings
-        ):  # the root is there, and asks for the last layer at once
+        elif not self.inside and not self.wraps_embeddings:  # the root is there, and asks for the last layer at once
             self._request(self.order[-1])
             record.extend(events, offset)
         elif not self.inside:  # the loss has its gradient before the head asks for weights

@@ -15,7 +15,7 @@ from vramplan.analytic.strategies.fsdp import REDUCE
 from vramplan.analytic.strategies.micro_steps import State
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, PartitionedWeight, Visit
-from vramplan.analytic.strategies.zero3_visits import MIXTURE, Modules, Turn
+from vramplan.analytic.strategies.zero3_visits import LOSS, MIXTURE, Modules, Turn
 from vramplan.analytic.strategies.zero12 import Trained, ZeroStage, flat
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.optimizers import optimizer_of
@@ -50,6 +50,8 @@ class ZeroStage3(ZeroStage):
         self.coordinator.keeps_recomputed = self.recomputes and self.job.reentrant
         self.begins = True
         """Whether the next module begins a forward."""
+        self.first: Turn | None = None
+        """The turn that began the forward."""
         self.passes = 0
         """Forwards of micro-steps that began."""
         self.scores: int | None = None
@@ -176,6 +178,16 @@ class ZeroStage3(ZeroStage):
         for number, turn in self.modules.turns(piece, events):
             if turn == self.running:
                 continue
+            if turn[2][1] == LOSS:  # the model's last module drops its weights before the loss takes memory
+                super().stretch(piece, events[done:number], offset, done)
+                done = number
+                self._leave()
+                continue
+            if not self.begins and self.modules.runs_several and turn == self.first:
+                super().stretch(piece, events[done:number], offset, done)
+                done = number
+                self._leave()
+                self.begins = True
             if self.begins:
                 self._begin(turn)
             super().stretch(piece, events[done:number], offset, done)
@@ -196,7 +208,7 @@ class ZeroStage3(ZeroStage):
 
     def _begin(self, turn: Turn) -> None:
         """Begin a forward."""
-        self.begins = False
+        self.begins, self.first = False, turn
         if self.scores is not None:
             self.coordinator.restart(self.scores, builds_graph=False)
             return
@@ -224,8 +236,8 @@ class ZeroStage3(ZeroStage):
 
     def _leave(self) -> None:
         if self.current is not None:
-            saves = self.running is not None and self.running[0].startswith("forward") and not self.recomputes
             recomputes = self.running is not None and self.running[1]
+            saves = self._saves()
             if self.current.late:
                 self.around.append(self.current)
             else:
@@ -234,6 +246,14 @@ class ZeroStage3(ZeroStage):
         for one, gradient in self.late:
             self._take(one, gradient)
         self.late.clear()
+
+    def _saves(self) -> bool:
+        """Whether the module that runs saves its weights for backward: in a forward, or when that is recomputed."""
+        if self.running is None:
+            return False
+        return (
+            not self.job.reentrant if self.running[1] else self.running[0].startswith("forward") and not self.recomputes
+        )
 
     def forward_ends(self) -> None:
         self._leave()

@@ -269,7 +269,8 @@ class Coordinator:
     def leave(self, visit: Visit, saves: bool = False, recomputes: bool = False) -> None:
         """End a module: drop weights that are not needed soon.
 
-        `saves`: its forward saved them for backward; `recomputes`: checkpointing ran it again (release_sub_module).
+        `saves`: its forward saved them for backward; `recomputes`: checkpointing ran it again (release_sub_module), and
+        holds a view of what that saved (torch 2.13, utils/checkpoint.py: _recomputation_hook).
         """
         if not recomputes and visit.module is not None and not self.keeps_recomputed:
             self.release_recomputed()
@@ -281,7 +282,7 @@ class Coordinator:
             if weight.number in self.outlived and not saves:
                 self.record.free(self.outlived.pop(weight.number))
             if self.mode != COMPLETE or not self._stays(weight, visit):
-                self.release(weight, saves)
+                self.release(weight, saves and (weight.viewed or recomputes))
 
     def release_recomputed(self) -> None:
         """Release the frozen weights that a recomputed forward used."""
@@ -298,13 +299,15 @@ class Coordinator:
                 if not weight.stays:
                     self.release(weight)
         self.release_recomputed()
+        self.record.free_all(self.outlived.values())
+        self.outlived.clear()
 
     def release(self, weight: PartitionedWeight, saves: bool = False) -> None:
         """Drop a weight that is gathered and not in use."""
         if weight.number in self.whole and not self.in_use.get(weight.number):
             whole = self.whole.pop(weight.number)
             self.live -= weight.num_elements
-            if saves and weight.viewed:
+            if saves and weight.number not in self.outlived:
                 self.outlived[weight.number] = whole
             elif (
                 weight.held and self.builds_graph and weight.number not in self.held

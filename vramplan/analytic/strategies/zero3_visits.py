@@ -15,6 +15,7 @@ from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.strategies.zero3_coordinator import PartitionedWeight, Visit
 from vramplan.analytic.tasks.reference import is_of_reference
+from vramplan.memory.optimizer_steps import is_embedding
 
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 HEAD = "lm_head"
 MIXTURE = "mlp"
 """What transformers calls a mixture of experts."""
+LOSS = "loss"
+"""What a loss makes its storages as: no module, and the one before it is over."""
 Module = tuple[int | None, str]
 Turn = tuple[str, bool, Module]
 """Phase, whether checkpointing runs it again, and the module."""
@@ -62,6 +65,12 @@ class Modules:
         """The weights of each module."""
         self.place: dict[Module, Module] = {}
         """The module of each weight or layer by its name."""
+        self.first_modules = {
+            (one.layer, one.parameter.name.rpartition(".")[0])
+            for one in placed
+            if one.layer is None and is_embedding(one.parameter.name)
+        }
+        """Those of tokens, whose input has no gradient that would tell when their backward is over."""
         architecture = step.setting.architecture
         mixtures = {one.layer for one in placed if one.parameter.name.startswith(f"{MIXTURE}.experts.")}
         self.leaves = mixtures if architecture.deepspeed_leaf or self.job.zero.leaf_mixtures else set()
@@ -94,6 +103,8 @@ class Modules:
             self.place = {name: module for name, module in self.place.items() if module != (None, HEAD)}
         self.runs_again = self.job.reference_source == "adapters_off" and self.job.task in ("dpo", "kto")
         """Whether the same model runs once more without gradients between forward and backward; GRPO scores before."""
+        self.runs_several = self.job.task == "embedding" and not self.job.joins_texts
+        """Whether a micro-step may have several forwards with gradients, and one backward through all of them."""
         self.known: dict[tuple[int, bool, bool], list[tuple[int, bool, str]]] = {}
         """Turns of the sections of each pattern."""
 
@@ -124,6 +135,9 @@ class Modules:
         for number, event in enumerate(events):
             if event >= 0:
                 info = storages[source[event]]
+                if info.module == LOSS and before is not None and not backward:
+                    yield number, False, LOSS
+                    before = None
                 module = self.place.get((piece.layer, info.module))
                 if module is not None and info.category != "workspace":
                     turn = backward and info.category == "activation", module[1]
@@ -138,30 +152,38 @@ class Modules:
         """
         found: list[list[Visit]] = []
         running: Turn | None = None
-        phase = ""
+        first: Turn | None = None
+        phase, late = "", False
         for piece, following in pairwise(self.step.unfolded.pieces):
             if not piece.phase.endswith(".0"):
                 break
             if piece.phase != phase:
-                phase, begins = piece.phase, True
+                phase, begins, late, first = piece.phase, True, False, None
             if self.job.loads_reference and is_of_reference(phase) != of_reference:
                 continue
             for _, turn in self.turns(piece, self.step.unfolded.events[piece.first_event : following.first_event]):
-                if turn == running and not begins:
+                if turn[2][1] == LOSS or (turn == running and not begins):
                     continue
+                if self.runs_several and turn == first:  # the next forward, or its backward
+                    begins, late = True, phase.startswith("backward")
+                    if late:
+                        found[-1] += [Visit(None, (weight,), late=True) for weight in self._hooked()]
                 if begins and not phase.startswith("backward"):
                     found.append([])
                     running = None
-                found[-1] += self._visits(running, turn, begins)
-                running, begins = turn, False
+                found[-1] += self._visits(running, turn, begins, late)
+                running, begins, first = turn, False, first or turn
         if found and phase.startswith("backward"):
             found[-1] += [Visit(None, (weight,)) for weight in self._hooked()]
         return found
 
-    def _visits(self, before: Turn | None, turn: Turn, begins: bool) -> list[Visit]:
-        """The visits of a turn after another, or at the beginning of a forward or backward."""
+    def _visits(self, before: Turn | None, turn: Turn, begins: bool, ran_since: bool) -> list[Visit]:
+        """The visits of a turn after another, or at the beginning of a forward or backward.
+
+        `ran_since`: the model ran once more since the forward whose backward it is.
+        """
         *others, last = self._parts(turn)
-        late = self._is_late(turn)
+        late = self._is_late(turn, ran_since)
         entered = _entered(before, turn)
         found = [Visit(None, ())] * (self._others(before, turn, begins) + entered)
         if begins and self.head:  # the innermost but for what _entered counts is the causal language model
@@ -172,19 +194,27 @@ class Modules:
         found.append(Visit(turn[2], last, late=late and not _is_of_adapter(last, len(others))))
         return found
 
-    def _is_late(self, turn: Turn) -> bool:
-        """Whether a module counts no gradients that its backward waits for: it ran without gradients since.
+    def _is_late(self, turn: Turn, ran_since: bool) -> bool:
+        """Whether a module counts no gradients that its backward waits for: it ran once more since.
 
-        That is where its adapters were off, unless it was recomputed (parameter_offload.py: ds_grads_remaining).
+        That is where its adapters were off, or for other texts, unless it was recomputed (parameter_offload.py:
+        ds_grads_remaining).
         """
-        if not turn[0].startswith("backward") or turn[1] or not self.runs_again:
+        if not turn[0].startswith("backward") or turn[1]:
+            return False
+        if self.runs_several and turn[2] in self.first_modules:
+            return True
+        if not (self.runs_again or ran_since):
             return False
         return turn[2][0] is None or self.job.checkpointing != "full"
 
     def _others(self, before: Turn | None, turn: Turn, begins: bool) -> int:
-        """Modules without weights at a forward's beginning: PEFT's two; the rotary embedding before the layers."""
+        """Modules without weights at a forward's beginning: PEFT's two; the rotary embedding before the layers.
+
+        sentence-transformers' two are as many as a causal language model's, and it adds adapters without PEFT's.
+        """
         if begins:
-            return 0 if self.job.method == "full" else 2
+            return 0 if self.job.method == "full" or self.runs_several else 2
         if before is None or before[2][0] is not None or turn[2][0] != 0 or turn[0].startswith("backward"):
             return 0
         decoder, config = self.step.setting.architecture.decoder, self.step.setting.config

@@ -60,15 +60,6 @@ int cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   return SUCCESS;
 }
 
-struct PointerAttributes { int type, device; void *device_pointer, *host_pointer; };
-int cudaPointerGetAttributes(struct PointerAttributes *attributes, const void *pointer) {
-  enum { UNREGISTERED, HOST, DEVICE };
-  *attributes = (struct PointerAttributes){UNREGISTERED, -2, NULL, (void *)pointer};  // -2: no device
-  if (emulated_find(pointer, NULL, NULL, &attributes->device))
-    *attributes = (struct PointerAttributes){DEVICE, attributes->device, (void *)pointer, NULL};
-  return SUCCESS;
-}
-
 // ---------------------------------------------------------------- page-locked memory of the host
 
 // Mapped, not taken from malloc: pages that nobody writes stay without memory, however large the block is.
@@ -101,6 +92,27 @@ int cudaFreeHost(void *pointer) {
   if (!block) return pointer ? result(INVALID_VALUE) : SUCCESS;
   munmap(block->start, block->bytes);
   free(block);
+  return SUCCESS;
+}
+
+// ---------------------------------------------------------------- what a pointer is of
+
+struct PointerAttributes { int type, device; void *device_pointer, *host_pointer; };
+static int is_page_locked(const void *pointer) {
+  acquire();
+  HostBlock *block = host_blocks;
+  while (block && !((char *)block->start <= (char *)pointer && (char *)pointer < (char *)block->start + block->bytes))
+    block = block->next;
+  release();
+  return block != NULL;
+}
+int cudaPointerGetAttributes(struct PointerAttributes *attributes, const void *pointer) {
+  enum { UNREGISTERED, HOST, DEVICE };
+  *attributes = (struct PointerAttributes){UNREGISTERED, -2, NULL, (void *)pointer};  // -2: no device
+  if (emulated_find(pointer, NULL, NULL, &attributes->device))
+    *attributes = (struct PointerAttributes){DEVICE, attributes->device, (void *)pointer, NULL};
+  else if (is_page_locked(pointer))  // DistributedDataParallel's map of used parameters asks (reducer.cpp: is_pinned)
+    *attributes = (struct PointerAttributes){HOST, 0, (void *)pointer, (void *)pointer};
   return SUCCESS;
 }
 int cudaHostRegister(void *pointer, size_t bytes, unsigned flags) { return SUCCESS; }
