@@ -15,9 +15,9 @@ from tests.trl_runs import GPU
 from vramplan import check
 from vramplan.errors import VramplanError
 from vramplan.frameworks.detect import from_line
-from vramplan.planner.check import Verdict
 from vramplan.planner.read_config import read
-from vramplan.render.check import outcome_of_check, words_of_check
+from vramplan.planner.verdict import Verdict
+from vramplan.render.check_words import outcome_of_check, words_of_check
 from vramplan.units import GiB
 
 RECORDED = recorded()

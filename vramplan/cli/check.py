@@ -29,7 +29,7 @@ from vramplan.visible import visible_lines
 
 if TYPE_CHECKING:
     from vramplan.inputs.gpu import Gpu
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")

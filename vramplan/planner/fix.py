@@ -30,10 +30,10 @@ from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
 from vramplan.planner.batch_warnings import fewer_negatives
-from vramplan.planner.check import Verdict
 from vramplan.planner.levers import ADAPTERS, NEVER, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 from vramplan.planner.search_result import FREE
+from vramplan.planner.verdict import Verdict
 from vramplan.progress import Progress, silent
 from vramplan.result import Result
 from vramplan.units import divisors

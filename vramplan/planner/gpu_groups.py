@@ -16,7 +16,7 @@ from vramplan.memory.vllm import requested_bytes
 from vramplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

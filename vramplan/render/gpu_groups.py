@@ -8,8 +8,8 @@ from vramplan.render.figures import gib
 from vramplan.units import counted
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
     from vramplan.planner.gpu_groups import GroupVerdict
+    from vramplan.planner.verdict import Verdict
 
 
 def needs(verdict: Verdict) -> list[tuple[str, bool | None]]:
