@@ -164,7 +164,7 @@ def check(
     network: Network = None,
     fix: Annotated[
         bool,
-        Option("--fix", help="Print it with the fewest changes that make it fit.", panel=OUTPUT),
+        Option("--fix", help="Print it with the changes that make it fit.", panel=OUTPUT),
     ] = False,
     write: Annotated[bool, Option("--write", help="With --fix: change the file itself.", panel=OUTPUT)] = False,
     verbose: Verbose = False,

@@ -41,6 +41,7 @@ from vramplan.planner.read_config import (
     with_own_config,
 )
 from vramplan.planner.verdict import Verdict
+from vramplan.planner.verified_changes import with_verified_change
 from vramplan.progress import Progress, silent
 
 OWN_LENGTHS = {
@@ -122,8 +123,8 @@ def examine(
     gpu = load_gpu(gpu)
     found = found.with_settings(_launched(found, num_gpus) | _trainer(found, task) | dict(settings or {}))
 
-    def read_on(count: int) -> ParsedConfig:
-        return read(found, count, framework_version)
+    def read_on(count: int, changes: Mapping[str, str] | None = None) -> ParsedConfig:
+        return read(found.with_settings(changes) if changes else found, count, framework_version)
 
     config = read_on(num_gpus or 1)
     for note in config.notes:
@@ -140,9 +141,23 @@ def examine(
     _check_own_lengths(config, given.get("sequence_length"), given.get("dataset"))
     known = {*config.job, *_known(given)}
     is_length_open = takes_text(spec) and not {"sequence_length", "dataset"} & known
+
+    def verified(verdict: Verdict) -> Verdict:
+        if verdict.search is None:
+            return verdict
+        job = verdict.estimate.job
+        length = job.sequence_length if is_length_open else given.get("sequence_length")
+        fixed = {**given, "sequence_length": length, "look_further": False}
+
+        def judge_with(changes: Mapping[str, str]) -> Verdict:
+            return judge(read_on(job.num_gpus if counts else num_gpus or 1, changes), spec, gpu, **fixed)
+
+        return with_verified_change(verdict, judge_with)
+
     try:
         if not counts and not is_length_open:
-            return worst_of(judge(config, spec, gpu, **given), spec, partial(judge, gpu=gpu, **given))
+            first = verified(judge(config, spec, gpu, **given))
+            return worst_of(first, spec, partial(judge, gpu=gpu, **given))
 
         def judge_case(length: int | None, num_gpus: int | None = None, look_further: bool = False) -> Verdict:
             case = read_on(num_gpus) if num_gpus else replace(config, notes=[*config.notes])
@@ -157,7 +172,7 @@ def examine(
         job = verdict.estimate.job
         length = None if given.get("dataset") is not None else job.sequence_length  # which the data shortens itself
         further = judge_case(length, job.num_gpus if counts else None, look_further=True)
-        return replace(further, cases=verdict.cases, open_length=is_length_open)
+        return replace(verified(further), cases=verdict.cases, open_length=is_length_open)
     except (ConfigError, UnknownNameError, UnsupportedError) as error:
         message = spell(error.text, partial(as_key, config))
         if isinstance(error, CannotRunError):

@@ -19,32 +19,24 @@ from vramplan.frameworks.parsed_config import (
 from vramplan.frameworks.settings import Note
 from vramplan.inputs.dataset import Lengths
 from vramplan.inputs.gpu import Gpu
-from vramplan.inputs.images import IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, GENERATING
 from vramplan.inputs.load import load_gpu
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.task_rules import TRL_TASKS
 from vramplan.memory.calibration import CONFIDENCE, with_margin
-from vramplan.memory.estimate import Estimate
 from vramplan.planner import dataset_limits
-from vramplan.planner.config_levers import MOST_TRIES, config_levers, free_changes, reserve_headroom
-from vramplan.planner.estimate import estimate, estimator_for
-from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.image_losses import check_image_loss
-from vramplan.planner.mini_batches import smaller_mini_batch
-from vramplan.planner.monotone_search import largest
 from vramplan.planner.read_config import (
     complete_with_model,
     longest_sample,
     with_prompt,
 )
-from vramplan.planner.search_result import LeverEffect
+from vramplan.planner.read_job import ReadJob
 from vramplan.planner.shorter_samples import is_length_a_limit, shorter_length
-from vramplan.planner.suggest import suggest
 from vramplan.planner.verdict import Verdict
+from vramplan.planner.ways_out import with_ways_out
 from vramplan.progress import Progress, silent
 
-BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 CACHED = (
     "the longest sample alone would fit; with what samples of other lengths leave in torch's cache before it does not:"
     f" set {EXPANDABLE_SEGMENTS}"
@@ -116,24 +108,13 @@ def judge(
         lengths = dataset_limits.lengths_of(dataset, spec, tokenizer, progress, job.get("task"))
         data, job = dataset_limits.apply_dataset(lengths, spec, gpu, config, job, given)
 
-    def run_estimate(update: dict[str, Any]) -> Estimate:
-        settings = with_prompt(config, {**job, **update})
-        return estimate(spec, gpu, confidence=confidence, progress=progress, **settings)
-
-    def evaluation_bytes(training: Estimate, update: dict[str, Any], size: int | None) -> int | None:
-        """Bytes on the GPU in an evaluation's forward: checkpointing does not help there."""
-        if size is None:
-            return None
-        at_size = training
-        if size != update.get("micro_batch_size", job["micro_batch_size"]):
-            at_size = run_estimate({**update, "micro_batch_size": size})
-        return at_size.evaluation_bytes + training.device_total_bytes - training.peak_reserved_bytes
+    read_job = ReadJob(config, spec, gpu, job, confidence, progress)
 
     @cache
     def verdict_at(length: int, other_lengths: tuple[int, ...] | None = None) -> Verdict:
         update = {"sequence_length": length, "lengths": other_lengths}
-        training = run_estimate(update)
-        evaluation = evaluation_bytes(training, update, config.eval_batch_size)
+        training = read_job.estimate(update)
+        evaluation = read_job.evaluation_bytes(training, update, config.eval_batch_size)
         return Verdict(config, with_margin(gpu, confidence), training, evaluation, None, min_headroom, data)
 
     of_one_length = job.get("batches") == "packed" or job.get("task") in TRL_TASKS
@@ -154,53 +135,7 @@ def judge(
         return verdict
     if data is None and sequence_length is None and is_length_a_limit(config):
         verdict = replace(verdict, shorter_length=shorter_length(job["sequence_length"], verdict_at))
-    training, eval_size = verdict.estimate, config.eval_batch_size or 0
-    room = training.capacity_bytes - verdict.spare_bytes
-    if (verdict.evaluation_bytes or 0) > room:
+    return with_ways_out(read_job, verdict)
 
-        def evaluation_fits(size: int) -> bool:
-            return (evaluation_bytes(training, {}, size) or 0) <= room
 
-        smaller = 0
-        if eval_size > 1:
-            smaller, _ = largest(max(1, eval_size // 2), evaluation_fits, MOST_TRIES, eval_size - 1)
-        verdict = replace(verdict, eval_batch_size=smaller)
-        if verdict.trains and smaller:
-            return verdict
-    without_batch = {name: value for name, value in job.items() if name not in BATCH}
-    reduced_gpu = reserve_headroom(gpu, training, verdict.spare_bytes)
-    search = suggest(
-        spec, reduced_gpu, training.job.global_batch_size, confidence=confidence, progress=progress, **without_batch
-    )
-    plan = search.recommended
-    if plan is not None:  # the same batch may fit: PyTorch gives cached memory back on a fuller GPU
-        if plan.micro_batch_size == training.micro_batch_size:
-            return replace(verdict, search=search)
-        estimator, _, is_analytic = estimator_for(spec, progress)
-        estimates = EstimateCache(spec, training.job, with_margin(gpu, confidence), estimator, several=False)
-        free = free_changes(config, estimates, training, verdict.spare_bytes) if is_analytic else []
-        mini = smaller_mini_batch(config, estimates, training, verdict.spare_bytes) if is_analytic else None
-        return replace(verdict, search=search, plan=plan, advice=(*([mini] if mini else []), *free))
-    image = processed_image(spec, training.job) if spec.model_type in IMAGE_PROCESSORS else None
-    image_tokens = training.job.pictures * image.all_tokens if image is not None else 0
-    effects = config_levers(config, search, run_estimate, image_tokens, verdict.spare_bytes)
-
-    def with_evaluation(effect: LeverEffect) -> LeverEffect:
-        """The change with an evaluation batch that fits beside it, or as one that does not fit."""
-        if not (effect.fits and effect.update and eval_size):
-            return effect
-        steps = max(1, training.job.gradient_accumulation_steps * job["micro_batch_size"] // effect.micro_batch_size)
-        batch = {"micro_batch_size": effect.micro_batch_size, "gradient_accumulation_steps": steps}
-        update = {**batch, **config.strategy_settings.get(effect.update.get("strategy", ""), {}), **effect.update}
-        changed = run_estimate(update)
-
-        def fits(size: int) -> bool:
-            return (evaluation_bytes(changed, update, size) or 0) <= room
-
-        if fits(eval_size):
-            return effect
-        smaller, _ = largest(max(1, eval_size // 2), fits, MOST_TRIES, eval_size - 1) if eval_size > 1 else (0, False)
-        words = tuple(config.say({"eval_batch_size": smaller})) if smaller else ()
-        return replace(effect, settings=(*effect.settings, *words), fits=bool(words))
-
-    return replace(verdict, search=search, advice=tuple(map(with_evaluation, effects)))
+__all__ = ["judge"]

@@ -91,6 +91,11 @@ class Verdict(Result):
         return [] if self.plan is None else fewer_negatives(job, self.plan.micro_batch_size, job.micro_batch_size)
 
     @property
+    def nearest_change(self) -> LeverEffect | None:
+        """The first change of a setting that makes it fit, where no micro-batch does: the one that costs least."""
+        return next((effect for effect in self.advice if effect.fits and effect.settings), None)
+
+    @property
     def depends(self) -> bool:
         """Whether it fits for some values of what the configuration does not say, and not for others.
 

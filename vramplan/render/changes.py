@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from vramplan.planner.named_changes import is_of_environment
 from vramplan.planner.search_result import LeverEffect
 from vramplan.planner.verdict import Verdict
 from vramplan.render.figures import gib
@@ -32,9 +33,15 @@ MOST_BOX_SETTINGS = 3
 
 
 def writes(verdict: Verdict) -> list[Text]:
-    """That `--fix` exists, if it edits what was given."""
-    edits = verdict.reading.spelling != "python" and verdict.reading.framework not in NEVER_EDITED
-    return [Text("--fix prints the fewest changes", "dim")] if edits else []
+    """That `--fix` writes the changes, if there are any and it edits what was given."""
+    change = verdict.nearest_change
+    if verdict.reading.spelling == "python" or verdict.reading.framework in NEVER_EDITED:
+        return []
+    if verdict.plan is None and change is None:
+        return []
+    if verdict.plan is None and change is not None and is_of_environment(change):
+        return [Text("--fix looks for changes without the environment", "dim")]
+    return [Text("--fix writes it", "dim")]
 
 
 def way_lines(screen: Screen, verdict: Verdict, title: str, settings: Sequence[str]) -> Text:

@@ -158,7 +158,7 @@ def _rests_on(verdict: Verdict) -> list[str]:
 
 
 def _way_out(screen: Screen, verdict: Verdict) -> list[Text]:
-    """The fewest changes, and that `--fix` makes them, where it does."""
+    """The changes, and that `--fix` writes them, where it does."""
     ways = ways_out(verdict)
     lines = [
         way_lines(screen, verdict, title, settings) if settings else screen.text(title, "bold")

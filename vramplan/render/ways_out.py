@@ -10,7 +10,7 @@ from vramplan.units import counted
 
 
 def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
-    """The fewest changes at the same global batch: what they do, and lines in the framework's own words."""
+    """The changes at the same global batch: what they do, and lines in the framework's own words."""
     config, ways = verdict.reading, list[tuple[str, list[str]]]()
     if verdict.eval_batch_size:
         settings = config.say({"eval_batch_size": verdict.eval_batch_size})
@@ -46,7 +46,7 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
             else "What is missing PyTorch caches, and gives back on a fuller GPU; it fits without --min-headroom"
         )
         return [*ways, (why, [])]
-    first = first_change(verdict)
+    first = verdict.nearest_change
     if first is None:
         known = "no change that was tried is enough" if verdict.advice else "nothing else helps"
         return [*ways, (f"No micro-batch fits at this global batch; {known}", [])]
@@ -64,16 +64,11 @@ def shorter_samples(verdict: Verdict) -> list[str]:
     return [f"Samples of {limit:,} tokens, the limit, are counted; of {shorter:,} fit (--dataset)"]
 
 
-def first_change(verdict: Verdict) -> LeverEffect | None:
-    """The first change of a setting that makes it fit; the list is ordered by what changes cost."""
-    return next((counsel for counsel in verdict.advice if counsel.fits and counsel.settings), None)
-
-
 def other_ways(verdict: Verdict) -> list[LeverEffect]:
     """Changes beside the cheapest, if no micro-batch fits."""
     if verdict.search is None or verdict.search.recommended is not None or verdict.plan is not None:
         return []
-    return [counsel for counsel in verdict.advice if counsel is not first_change(verdict)]
+    return [counsel for counsel in verdict.advice if counsel is not verdict.nearest_change]
 
 
-__all__ = ["first_change", "other_ways", "shorter_samples", "ways_out"]
+__all__ = ["other_ways", "shorter_samples", "ways_out"]
