@@ -48,7 +48,7 @@ class Verdict(Result):
     """Whether nothing says how long the longest sample is: this verdict is of one length."""
     groups: tuple[GroupVerdict, ...] = ()
     """All groups of GPUs of the run, if it has several; this verdict is of the first that does not fit, else of the
-    first."""
+    fullest, without vLLM's."""
 
     @property
     def need_bytes(self) -> int:
@@ -86,9 +86,9 @@ class Verdict(Result):
 
     @property
     def plan_warnings(self) -> list[str]:
-        """What the smaller micro-batch of `plan` changes beside memory."""
-        job = self.estimate.job
-        return [] if self.plan is None else fewer_negatives(job, self.plan.micro_batch_size, job.micro_batch_size)
+        """What the smaller micro-batch of `plan`, or that of the nearest change, changes beside memory."""
+        job, nearest = self.estimate.job, self.nearest_change if self.plan is None else self.plan
+        return [] if nearest is None else fewer_negatives(job, nearest.micro_batch_size, job.micro_batch_size)
 
     @property
     def nearest_change(self) -> LeverEffect | None:

@@ -14,7 +14,14 @@ from vramplan.planner.undecided import Case
 from vramplan.planner.verdict import Verdict
 from vramplan.render import gpu_groups
 from vramplan.render.changes import changes_table, way_lines, writes
-from vramplan.render.check_words import need_of_check, outcome_of_check, reason, shortest_tried, words_of_check
+from vramplan.render.check_words import (
+    doubts_of_length,
+    need_of_check,
+    outcome_of_check,
+    reason,
+    shortest_tried,
+    words_of_check,
+)
 from vramplan.render.data_set import data_set
 from vramplan.render.figures import gib, sentence, time_of_step
 from vramplan.render.read_as import read_as
@@ -32,7 +39,7 @@ from vramplan.render.terminal import (
     side_by_side,
     where_it_goes,
 )
-from vramplan.render.verdict import doubts, subject
+from vramplan.render.verdict import subject
 from vramplan.render.ways_out import other_ways, shorter_samples, ways_out
 from vramplan.units import counted
 
@@ -49,8 +56,9 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
 
     def lay_out(screen: Screen) -> list[RenderableType]:
         estimate, config = verdict.estimate, verdict.reading
+        title = subject(estimate.model, verdict.card.title, estimate.job.num_gpus)
         box = Box(
-            subject(estimate.model, verdict.card.title, estimate.job.num_gpus),
+            ", ".join(filter(None, (title, gpu_groups.of_group(verdict)))),
             outcome_of_check(verdict),
             need_of_check(verdict),
             estimate.capacity_bytes,
@@ -135,7 +143,7 @@ def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
     texts += shorter_samples(verdict)
     if verdict.case_fits:
-        texts += doubts(estimate) if len({case.sequence_length for case in verdict.cases}) < 2 else []
+        texts += doubts_of_length(verdict)
         return [*lines, *(screen.text(text, "yellow") for text in texts)]
     return [*lines, *(screen.text(text, "yellow") for text in texts), *_way_out(screen, verdict)]
 

@@ -6,7 +6,7 @@ from vramplan.planner.undecided import Case
 from vramplan.planner.verdict import Verdict
 from vramplan.render import gpu_groups
 from vramplan.render.figures import free_gib, gib
-from vramplan.render.verdict import FRAGMENTED, Outcome
+from vramplan.render.verdict import FRAGMENTED, Outcome, doubts
 from vramplan.units import counted
 
 
@@ -50,6 +50,15 @@ def shortest_tried(verdict: Verdict) -> Case | None:
     return shortest if len(lengths) > 1 and too_large else None
 
 
+def doubts_of_length(verdict: Verdict) -> list[str]:
+    """What could turn a verdict that fits, with the length that it is of where several were tried."""
+    several = len({case.sequence_length for case in verdict.cases}) > 1
+    texts = doubts(verdict.estimate, is_longest=several)
+    if not several:
+        return texts
+    return [f"With {verdict.estimate.job.sequence_length:,} tokens: {text[:1].lower()}{text[1:]}" for text in texts]
+
+
 def need_of_check(verdict: Verdict) -> int:
     """Bytes that the headline is about: of the shortest length if not even that fits."""
     shortest = shortest_tried(verdict)
@@ -72,4 +81,4 @@ def reason(verdict: Verdict) -> str:
     return f"{'evaluation' if evaluates else 'the free space asked for'} has too little room"
 
 
-__all__ = ["need_of_check", "outcome_of_check", "reason", "shortest_tried", "words_of_check"]
+__all__ = ["doubts_of_length", "need_of_check", "outcome_of_check", "reason", "shortest_tried", "words_of_check"]

@@ -53,7 +53,7 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
     cost = "free" if first.cost == FREE else f"costs {first.cost}"
     at_length = f" with {verdict.estimate.job.sequence_length:,} tokens" if shortest_tried(verdict) else ""
     title = f"No micro-batch fits{at_length}. Cheapest change, {gib(first.device_total_bytes)} GiB, {cost}"
-    return [*ways, (title, [*first.settings, *first.batch])]
+    return [*ways, (title, [*first.settings, *first.batch]), *[(f"But {text}", []) for text in verdict.plan_warnings]]
 
 
 def shorter_samples(verdict: Verdict) -> list[str]:

@@ -7,13 +7,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from vramplan.render import gpu_groups, out_of_memory
-from vramplan.render.check_words import need_of_check, outcome_of_check, reason, words_of_check
+from vramplan.render.check_words import doubts_of_length, need_of_check, outcome_of_check, reason, words_of_check
 from vramplan.render.data_set import data_set
 from vramplan.render.figures import gib, room_gib
 from vramplan.render.fix import summary
 from vramplan.render.python_words import in_python
 from vramplan.render.read_as import read_as
-from vramplan.render.verdict import SIGNS, doubts, need_of_capacity, room
+from vramplan.render.verdict import SIGNS, need_of_capacity, room
 from vramplan.render.ways_out import other_ways, shorter_samples, ways_out
 from vramplan.render.web.answer import Answer, assumptions, banner, facts, note_lines, pictures, row, section, table
 from vramplan.units import counted
@@ -129,8 +129,7 @@ def _evaluation(verdict: Verdict) -> list[str]:
 def _doubts(verdict: Verdict) -> list[str]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
     texts += shorter_samples(verdict)
-    one_length = len({case.sequence_length for case in verdict.cases}) < 2
-    return [*texts, *(doubts(verdict.estimate) if verdict.case_fits and one_length else [])]
+    return [*texts, *(doubts_of_length(verdict) if verdict.case_fits else [])]
 
 
 def _note(note: Note) -> str:
