@@ -11,9 +11,10 @@ import vramplan
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.trl_grpo import NAMES
 from vramplan.frameworks.settings import ConfigValue
-from vramplan.render.check import answer, ways_out
+from vramplan.render.check import answer
 from vramplan.render.script_lines import with_line
 from vramplan.render.terminal import SafeConsole
+from vramplan.render.ways_out import ways_out
 
 SCRIPT = """from datasets import load_dataset
 from peft import LoraConfig

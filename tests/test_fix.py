@@ -31,7 +31,10 @@ CASES = {
     ),
     "axolotl/anchors.yaml": ("rtx2080ti", {"micro_batch_size", "gradient_accumulation_steps"}),
     "ms-swift/lora.sh": ("rtx3060", {"quant_method", "quant_bits"}),
-    "transformers/arguments.json": ("rtx3060", {"use_liger_kernel"}),
+    "transformers/arguments.json": (
+        "rtx3060",
+        {"per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"},
+    ),
     "transformers/script.sh": ("rtx3060", {"per_device_train_batch_size", "gradient_accumulation_steps"}),
     "trl/eight.sh": ("rtx3060", {"accelerate_config"}),
     "axolotl/qlora.yaml": ("t4", {"fp16"}),

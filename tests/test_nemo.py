@@ -13,8 +13,9 @@ from vramplan.errors import VramplanError
 from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.token_keys import budget_in, budget_in_words
 from vramplan.inputs.job import Job
-from vramplan.planner.check import Verdict, check
+from vramplan.planner.check import check
 from vramplan.planner.estimate import estimate
+from vramplan.planner.verdict import Verdict
 
 CONFIGS = ROOT / "tests" / "configs"
 STEP = {

@@ -31,6 +31,7 @@ from vramplan.frameworks.writers.zero_fsdp import sharding
 from vramplan.inputs.job import Job
 from vramplan.planner import check, export, fix
 from vramplan.planner.job_defaults import complete_job
+from vramplan.planner.read_config import complete_with_model
 
 QWEN = "Qwen/Qwen2.5-0.5B"
 
@@ -114,7 +115,7 @@ def test_it_names_the_layers_of_a_mixture_to_peft(tmp_path: Path) -> None:
     """`expands_all_linear`, as ms-swift does; all-linear itself would adapt Mixtral's experts too."""
     spec = spec_of("mistralai/Mixtral-8x7B-v0.1")
     reading = check.read(from_path(_file(tmp_path), None, {}), 1)
-    assert "q_proj" in check.complete_with_model(spec, reading, reading.job)["lora_targets"]
+    assert "q_proj" in complete_with_model(spec, reading, reading.job)["lora_targets"]
 
 
 def test_commands(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from tests.trl_runs import GPU
 from vramplan import check
 from vramplan.errors import VramplanError
 from vramplan.frameworks.detect import from_line
-from vramplan.planner.check import Verdict
 from vramplan.planner.read_config import read
-from vramplan.render.check import outcome_of_check, words_of_check
+from vramplan.planner.verdict import Verdict
+from vramplan.render.check_words import outcome_of_check, words_of_check
 from vramplan.units import GiB
 
 RECORDED = recorded()
@@ -90,7 +90,7 @@ def test_a_group_that_is_not_known_is_no_fit() -> None:
     words = command("--reward.model_name_or_path ./my-rewards --algo.advantage.estimator reinforce")
     verdict = check(words, "h100")
     assert (verdict.case_fits, verdict.fits, outcome_of_check(verdict)) == (True, False, "depends")
-    assert words_of_check(verdict) == "FITS ON THE ACTOR'S 4 GPUs ALONE"
+    assert words_of_check(verdict) == "FITS ON 3 OF 4 GROUPS OF GPUs"
     shown = cli("check", "--gpu", "h100", "--", *words)
     assert shown.returncode == 1
     assert "Not known: reward.num_gpus_per_node" in shown.stdout
@@ -151,3 +151,32 @@ def test_gradients_in_the_dtype_of_the_weights_are_no_setting_of_their_own() -> 
 def test_groups_that_openrlhf_stops_at() -> None:
     with pytest.raises(VramplanError, match="2 GPUs of the critic and 8 of the reward model"):
         groups_of("--reward.model_name_or_path Qwen/Qwen2.5-1.5B --train.colocate_critic_reward")
+
+
+def test_the_fullest_of_groups_that_fit_is_in_the_headline() -> None:
+    """The critic has one GPU for a model that the actor shares between four."""
+    flags = {"ref": 2, "reward": 2, "critic": 1, "actor": 4}
+    words = [
+        *("python", "-m", "openrlhf.cli.train_ppo_ray", "--pretrain", "Qwen/Qwen2.5-7B-Instruct"),
+        *(word for name, count in flags.items() for word in (f"--{name}_num_gpus_per_node", str(count))),
+        *(
+            "--reward_pretrain",
+            "Qwen/Qwen2.5-7B-Instruct",
+            "--micro_train_batch_size",
+            "1",
+            "--micro_rollout_batch_size",
+            "2",
+        ),
+        *("--train_batch_size", "128", "--prompt_max_len", "1024", "--generate_max_len", "1024"),
+        *("--vllm_num_engines", "2", "--vllm_tensor_parallel_size", "2"),
+        *("--zero_stage", "3", "--bf16", "--adam_offload", "--gradient_checkpointing", "--packing_samples"),
+    ]
+    verdict = check(words, "a100-80gb")
+    assert verdict.fits
+    needs = {group.name: group.need_bytes or 0 for group in verdict.groups}
+    assert verdict.need_bytes == needs["the critic"] == max(need for name, need in needs.items() if name != "vLLM")
+    assert needs["the critic"] > needs["the actor"]
+    shown = cli("check", "--gpu", "a100-80gb", "--", *words).stdout
+    (title,) = (line for line in shown.splitlines() if line.startswith("╭"))
+    assert "the critic's GPUs" in title
+    assert "its share" in shown

@@ -88,7 +88,7 @@ def test_settings_without_effect_on_memory() -> None:
 
 
 def test_a_revision_is_no_vision() -> None:
-    words = ["trl", "sft", "--model_name_or_path", "Qwen/Qwen2.5-0.5B", "--dataset_name", "d", "--max_length", "512"]
+    words = ["python", "trl/scripts/sft.py", "--model_name_or_path", "Qwen/Qwen2.5-0.5B", "--dataset_name", "d"]
     found = read(from_words([*words, "--my_revision", "x"], None, {}), 1)
     assert [note.key for note in found.notes if note.kind == "unknown"] == ["my_revision"]
     with pytest.raises(UnsupportedError, match="my_vision"):

@@ -12,11 +12,13 @@ import pytest
 from tests.helpers import cli
 from vramplan.errors import ConfigError
 from vramplan.planner import check
-from vramplan.planner.check import Verdict
 from vramplan.planner.fix import fix
-from vramplan.render.check import answer, need_of_check, ways_out, words_of_check
+from vramplan.planner.verdict import Verdict
+from vramplan.render.check import answer
+from vramplan.render.check_words import need_of_check, words_of_check
 from vramplan.render.figures import gib
 from vramplan.render.terminal import SafeConsole
+from vramplan.render.ways_out import ways_out
 from vramplan.render.web.checked import of_check
 
 NO_LENGTH = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vramplan.measurements.probe import find_max, probe, probe_device, prove
     from vramplan.memory.estimate import Estimate, Term
     from vramplan.memory.measurement import Measured
-    from vramplan.planner.check import Verdict, check
+    from vramplan.planner.check import check
     from vramplan.planner.compare import Comparison, compare
     from vramplan.planner.estimate import estimate
     from vramplan.planner.fix import Fix, fix
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vramplan.planner.suggest import suggest
     from vramplan.planner.table import Table, table
     from vramplan.planner.token_budget import TokenBudget, TokenBudgets, token_budget
+    from vramplan.planner.verdict import Verdict
     from vramplan.render.report import report
     from vramplan.trainer_callback import DoesNotFit, Preflight, preflight
     from vramplan.version import __version__
@@ -57,7 +58,7 @@ _HOME = {
     "report": "render.report",
     "Table": "planner.table",
     "table": "planner.table",
-    "Verdict": "planner.check",
+    "Verdict": "planner.verdict",
     "probe": "measurements.probe",
     "probe_device": "measurements.probe",
     "find_max": "measurements.probe",

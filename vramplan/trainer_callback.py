@@ -24,7 +24,8 @@ from vramplan.frameworks.readers.trainer_arguments import (
 from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue, Note
 from vramplan.inputs.images import TOWER_MODULES
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.planner.check import Verdict, judge
+from vramplan.planner.judge import judge
+from vramplan.planner.verdict import Verdict
 from vramplan.units import format_bytes
 
 try:

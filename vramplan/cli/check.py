@@ -29,7 +29,7 @@ from vramplan.visible import visible_lines
 
 if TYPE_CHECKING:
     from vramplan.inputs.gpu import Gpu
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".ipynb")
@@ -164,7 +164,7 @@ def check(
     network: Network = None,
     fix: Annotated[
         bool,
-        Option("--fix", help="Print it with the fewest changes that make it fit.", panel=OUTPUT),
+        Option("--fix", help="Print it with the changes that make it fit.", panel=OUTPUT),
     ] = False,
     write: Annotated[bool, Option("--write", help="With --fix: change the file itself.", panel=OUTPUT)] = False,
     verbose: Verbose = False,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from vramplan.dataclass import dataclass
 from vramplan.frameworks.parsed_config import ParsedConfig
-from vramplan.frameworks.settings import ConfigReader, ConfigValue
+from vramplan.frameworks.settings import ConfigReader, ConfigSource, ConfigValue
 from vramplan.frameworks.syntax import argv
 from vramplan.frameworks.writers.config_text import ConfigText
 from vramplan.inputs.job import Job
@@ -109,6 +109,8 @@ class Framework:
     """Click's flags that take more values than true and false."""
     stops_at_duplicates: bool = False
     """Whether its parser of files stops at a key that stands twice; the last one counts elsewhere."""
+    stops_at_unknown: Callable[[ConfigSource], bool] | None = None
+    """Whether it stops at a key of these settings that it does not know; None if it never does."""
     unknown_key: str = ""
     """The note on a key that is not known, if the default note would be wrong."""
     expands_all_linear: bool = False

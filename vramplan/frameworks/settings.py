@@ -30,6 +30,8 @@ Kind = Literal["doubt", "unknown", "warning", "default", "ignored"]
 
 MOST_HINTS = 50
 """Unknown keys for which the nearest known one is looked for; a search takes milliseconds."""
+MOST_NAMED = 6
+"""Unknown keys that an error names."""
 SUSPICIOUS = re.compile(
     r"lora|(?:^|_)bits?(?:$|_)|quant|peft|(?:^|_)beta$|reward|rlhf|(?<!re)vision|freeze|frozen|trainable|spectrum"
     r"|4bit|8bit|adapter"
@@ -266,15 +268,17 @@ class ConfigReader:
         value = self.source.settings.get(key)
         self.notes.append(Note(kind, key, text, value.place if value else ""))
 
-    def note_unread_keys(self, known: Iterable[str], unknown_key: str = "") -> None:
+    def note_unread_keys(self, known: Iterable[str], unknown_key: str = "", stops: bool = False) -> None:
         """Note each key that was set and not read: ignored if it is `known`, else unknown.
 
         `unknown_key` replaces the text of the latter, for scripts that may have keys of their own.
 
         Raises:
+            ConfigError: for unknown keys if the framework `stops` at them.
             UnsupportedError: for an unknown key by whose name it may change what trains.
         """
         known, tries = set(known), MOST_HINTS
+        stopping: list[tuple[ConfigValue, str, str]] = []
         for name, value in self.source.settings.items():
             if value.note:
                 self.notes.append(Note("warning", name, value.note, value.place))
@@ -286,14 +290,33 @@ class ConfigReader:
             tries -= 1
             near = self._nearest(name, known, 0.85 if unknown_key else 0.6) if tries > 0 else ""
             hint = f"; did you mean {near}?" if near else ""
+            is_own_flag = name in OWN_FLAGS and self.source.command
+            if stops and not is_own_flag and not value.place.startswith("+"):  # added to hydra's struct
+                stopping.append((value, name, hint.removeprefix("; ")))
+                continue
             if SUSPICIOUS.search(name.lower()) and not self.is_off(name):
                 raise UnsupportedError(
                     f"{_place_of(value, name)}: {self.framework} does not know {name}, which may change what trains"
                     f"{hint}; if it does not, leave it out by {setting('set', f'{name}=')}"
                 )
-            hint = "; vramplan's own flags go before the --" if name in OWN_FLAGS and self.source.command else hint
+            hint = "; vramplan's own flags go before the --" if is_own_flag else hint
             text = unknown_key or f"{self.framework} does not know this key"
             self.notes.append(Note("unknown", name, f"{text}{hint}", value.place))
+        if stopping:
+            raise self._stops_at(stopping)
+
+    def _stops_at(self, unknown: list[tuple[ConfigValue, str, str]]) -> ConfigError:
+        """The error for keys at which the framework stops: (value, name, hint) of each."""
+        named = [
+            f"{_place_of(value, name)}{f' ({hint})' if hint else ''}" for value, name, hint in unknown[:MOST_NAMED]
+        ]
+        more = [f"{len(unknown) - MOST_NAMED} more"] if len(unknown) > MOST_NAMED else []
+        what = "a key that it does not know" if len(unknown) == 1 else "keys that it does not know"
+        without = " ".join(setting("set", f"{name}=") for _, name, _ in unknown[:MOST_NAMED])
+        it = "it" if len(unknown) == 1 else "them"
+        return ConfigError(
+            f"{'; '.join([*named, *more])}: {self.framework} stops at {what}; {without} estimates the run without {it}"
+        )
 
     def _nearest(self, name: str, known: set[str], cutoff: float) -> str:
         """The key that a name seems to misspell, one of the same first word before others; empty if none."""

@@ -5,8 +5,9 @@ The estimator is passed in, so that any of the three sources can drive it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from vramplan.errors import ConfigError, VramplanError, setting
 from vramplan.inputs.batch_rules import batch_error, check_batch
@@ -19,7 +20,7 @@ from vramplan.planner.batch_warnings import accumulation_guidance, batch_guidanc
 from vramplan.planner.combined_levers import combined_effect
 from vramplan.planner.communication_advice import advise, changes, is_worth_advice
 from vramplan.planner.estimate_cache import EstimateCache, Estimator
-from vramplan.planner.levers import Lever, cheapest_first, helpful_effects
+from vramplan.planner.levers import Lever, Levers, cheapest_first, helpful_effects
 from vramplan.planner.monotone_search import bisect_largest, largest_batch, largest_by_tensors
 from vramplan.planner.preference import in_order, reason
 from vramplan.planner.search_result import (
@@ -64,7 +65,7 @@ def search(
     global_batch_size: int,
     estimator: Estimator,
     run: Run = Run(),
-    levers: Callable[[ModelSpec, Job, Gpu, int], list[Lever]] | None = None,
+    levers: Levers | None = None,
     prefer: str = "largest",
 ) -> Search:
     """Every pair that meets the target exactly, fitting or rejected with the reason, the preferred one first.
@@ -89,8 +90,8 @@ def search(
         if not plans:
             pair = (smallest.micro_batch_size, smallest.gradient_accumulation_steps)
 
-            def further(lever: Lever) -> list[Lever]:
-                return levers(spec, job.model_copy(update=dict(lever.update)), gpu, smallest.device_total_bytes)
+            def further(update: Mapping[str, Any]) -> list[Lever]:
+                return levers(spec, job.model_copy(update=dict(update)), gpu, smallest.device_total_bytes)
 
             tried = tuple(dict.fromkeys((pair, every_pair[0], every_pair[-1])))
             together = combined_effect(estimates, tried, changes, effects, further)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vramplan.errors import VramplanError
@@ -11,9 +12,10 @@ from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
+from vramplan.inputs.model_spec import ModelSpec
 from vramplan.memory.estimate import Estimate
 from vramplan.planner.estimate_cache import EstimateCache
-from vramplan.planner.levers import helpful_effects, memory_levers
+from vramplan.planner.levers import Lever, Levers, helpful_effects, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, largest
 from vramplan.planner.search_result import LeverEffect, Search
 
@@ -32,6 +34,22 @@ def reserve_headroom(gpu: Gpu, estimate: Estimate, spare_bytes: int) -> Gpu:
     return gpu.model_copy(update={"held_bytes": gpu.held_bytes + capacity - usable})
 
 
+def levers_of(config: ParsedConfig) -> Levers:
+    """The changes that save memory, without those that the configuration's framework has no settings for."""
+
+    def levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[Lever]:
+        every = memory_levers(spec, job, gpu, need_bytes)
+        return [lever for lever in every if lever.card is not None or can_say(config, lever)]
+
+    return levers
+
+
+def can_say(config: ParsedConfig, lever: Lever) -> bool:
+    """Whether the configuration's framework has a setting for what a change is about."""
+    is_said = "offload" not in lever.update or config.words({"offload": lever.update["offload"]})
+    return bool(is_said and _settings(config, lever.first))
+
+
 def config_levers(
     config: ParsedConfig, search: Search, run_estimate: RunEstimate, image_tokens: int, spare_bytes: int
 ) -> list[LeverEffect]:
@@ -47,18 +65,15 @@ def config_levers(
     for effect in search.advice:
         update, need_bytes, fits = dict(effect.update), effect.device_total_bytes, effect.fits
         strategy_settings = config.strategy_settings.get(update.get("strategy", ""), {})
-        if update and not _settings(config, dict([*update.items()][:1])):
-            continue
-        if "offload" in update and not config.words({"offload": update["offload"]}):
-            continue
         if not update and needs_more_room:  # another GPU's share is not known here
             continue
         if "sequence_length" in update:
+            beside = {**batch, **strategy_settings, **update}
             longest = _longest_that_fits(
-                smallest.sequence_length, lambda changed: run_estimate(batch | changed), image_tokens, spare_bytes
+                smallest.sequence_length, partial(_changed, run_estimate, beside), image_tokens, spare_bytes
             )
             if longest is not None:
-                update = {"sequence_length": longest.job.sequence_length}
+                update["sequence_length"] = longest.job.sequence_length
                 need_bytes, fits = longest.device_total_bytes, True
         elif found := _most_scored(search.job, update, (own, batch), run_estimate, spare_bytes):
             update, need_bytes, fits = {"verl": found.job.verl}, found.device_total_bytes, True
@@ -79,6 +94,10 @@ def config_levers(
             )
         )
     return effects
+
+
+def _changed(run_estimate: RunEstimate, beside: dict[str, Any], changed: dict[str, Any]) -> Estimate:
+    return run_estimate(beside | changed)
 
 
 def _most_scored(
@@ -116,9 +135,8 @@ def free_changes(
 
 def _settings(config: ParsedConfig, update: Mapping[str, Any]) -> tuple[str, ...]:
     """A change in the framework's words, or as a variable of the environment."""
-    if update.get("expandable_segments"):
-        return (f"{EXPANDABLE_SEGMENTS} in the environment",)
-    return tuple(config.say(update))
+    variable = [f"{EXPANDABLE_SEGMENTS} in the environment"] if update.get("expandable_segments") else []
+    return (*config.say(update), *variable)
 
 
 def _batch_beside(config: ParsedConfig, search: Search, effect: LeverEffect) -> dict[str, int]:

@@ -25,7 +25,7 @@ from vramplan.inputs.tasks import RERANKERS, head_of
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.planner import check
 from vramplan.planner.estimate import estimate
-from vramplan.planner.read_config import with_prompt
+from vramplan.planner.read_config import complete_with_model, with_prompt
 from vramplan.planner.suggest import suggest
 from vramplan.units import GiB
 
@@ -104,7 +104,7 @@ def _written(framework: str, spec: ModelSpec, job: Job, requested: Job) -> tuple
         data["negatives"] = job.negatives
     if config.completion_length is not None:
         data["sequence_length"] = job.sequence_length
-    settings = with_prompt(config, check.complete_with_model(spec, config, config.job | data))
+    settings = with_prompt(config, complete_with_model(spec, config, config.job | data))
     as_read, takes_images = Job(**settings), spec.model_type in IMAGE_PROCESSORS
     differences = [
         f"{package} takes {field} as {attrgetter(field)(as_read)}, not {attrgetter(field)(requested)}"

@@ -1,4 +1,4 @@
-"""The fewest changes to a user's own text that make it fit at the same global batch.
+"""The changes to a user's own text that make it fit at the same global batch: those that `check` names.
 
 Every candidate is the text itself, changed, read again and judged: what is found is what will be read.
 """
@@ -30,10 +30,11 @@ from vramplan.inputs.usual_names import accepts_usual_names
 from vramplan.memory.calibration import CONFIDENCE, with_margin
 from vramplan.planner import check, undecided
 from vramplan.planner.batch_warnings import fewer_negatives
-from vramplan.planner.check import Verdict
 from vramplan.planner.levers import ADAPTERS, NEVER, Lever, memory_levers
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
+from vramplan.planner.named_changes import SAME, named_changes
 from vramplan.planner.search_result import FREE
+from vramplan.planner.verdict import Verdict
 from vramplan.progress import Progress, silent
 from vramplan.result import Result
 from vramplan.units import divisors
@@ -42,8 +43,8 @@ MAX_RESULT_CHANGES = 3
 """Changes of the training result that are made together."""
 MAX_REQUIRED = 4
 """Changes without which it would not run; more would go round in circles."""
-SAME, OTHERWISE = "same result", "another result"
-"""Costs of a change."""
+OTHERWISE = "another result"
+"""The cost of a change that costs nothing else."""
 BY_DEFAULT = {"gradient_accumulation_steps": 1, "dtype": "bf16"}
 """Fields that a framework may fill in as they are wanted: ms-swift's accumulation makes 16 samples of a step."""
 SLOW = ("offload", "strategy")
@@ -88,10 +89,11 @@ def fix(
     progress: Progress = silent,
     **given: Any,
 ) -> Fix:
-    """A configuration, script or command with the fewest changes that make it fit; arguments as :func:`check` has them.
+    """A configuration, script or command with the changes that make it fit; arguments as :func:`check` has them.
 
-    Changes that leave the training result as it is go first: micro-batch and accumulation, an evaluation's batch, a
-    fused loss, checkpointing, offload.
+    They are those that :func:`check` names. Where these are no settings of the text, or are not enough in it, others
+    are looked for, and those that leave the training result as it is go first: micro-batch and accumulation, an
+    evaluation's batch, a fused loss, checkpointing, offload.
 
     Raises:
         VramplanError: for what cannot be read, or is not modelled.
@@ -176,8 +178,9 @@ class _Candidates:
                 continue
             if verdict.fits or not verdict.cases:
                 return verdict
-            length, why = verdict.estimate.job.sequence_length, "the longest that fits"
-            if length < undecided.LENGTHS[0] or not verdict.depends:
+            length = verdict.estimate.job.sequence_length
+            why = "the longest that fits" if verdict.depends else "not even 1,024 fit as it is"
+            if length < undecided.LENGTHS[0]:
                 length, why = DEFAULT_SEQUENCE_LENGTH, "not even 1,024 fit as it is"
             if not self._require({"sequence_length": length}, why):  # completions that nothing cuts, as in GRPO
                 self.taken_length = self.given["sequence_length"] = verdict.estimate.job.sequence_length
@@ -218,7 +221,7 @@ class _Candidates:
                 f"{self.found.source.where}: {setting('fix')}: what is planned fits, and nothing is known that would"
                 f" help {group.name} ({group.key}): {group.text}"
             )
-        levers = self._search()
+        levers = self._named() or self._search()
         needs = [verdict.need_bytes for verdict in self.verdicts.values() if verdict is not None]
         least_need = min([self.first.need_bytes, *needs])
         if levers is None:
@@ -232,6 +235,17 @@ class _Candidates:
         after.reading.notes += [Note("warning", "", text) for text in lost]
         words = self._without_defaults(self._words(updates), after.reading.job)
         return Fix(self._edited(words), self._changes(words, levers, updates), self.first, after, least_need)
+
+    def _named(self) -> tuple[Lever, ...]:
+        """The changes that `check` names, if the text with them fits: both give one answer."""
+        verdict = check.examine(self.found, self.gpu, progress=self.progress, **self.given)
+        levers = tuple(self._with_rate(lever) for lever in named_changes(verdict))
+        return levers if levers and self._fits(levers) else ()
+
+    @staticmethod
+    def _with_rate(lever: Lever) -> Lever:
+        """The change with what adapters ask of the learning rate, which nothing here sets."""
+        return replace(lever, cost=f"{ADAPTERS}; {LEARNING_RATE}") if lever.cost == ADAPTERS else lever
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -297,8 +311,7 @@ class _Candidates:
             else:
                 cost = OTHERWISE if lever.cost == FREE and not lever.keeps_result else lever.cost
                 levers.append(replace(lever, cost=cost))
-            if lever.cost == ADAPTERS:
-                levers[-1] = replace(lever, cost=f"{ADAPTERS}; {LEARNING_RATE}")
+            levers[-1] = self._with_rate(levers[-1])
         known = [lever for lever in levers if base.reading.words(dict([*lever.update.items()][:1]))]
         strategies = [lever for lever in known if "strategy" in lever.update]
         known = [lever for lever in known if lever not in strategies[1:]]  # a job has one

@@ -1,4 +1,4 @@
-"""The groups of GPUs of a run: whether each fits, and the verdict of the worst one."""
+"""The groups of GPUs of a run: whether each fits, and the verdict of the worst, or else the fullest one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vramplan.memory.vllm import requested_bytes
 from vramplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class GroupVerdict:
 
 
 def worst_of(first: Verdict, spec: ModelSpec, judge: Callable[..., Verdict]) -> Verdict:
-    """The verdict of the first group that does not fit, else that of the first group, with all groups beside it.
+    """The verdict of the first group that does not fit, else that of the fullest, with all groups beside it.
+
+    vLLM's own GPUs are never that: it fills its share of them whatever it needs.
 
     Args:
         first: the verdict of the GPUs that are planned first.
@@ -61,7 +63,7 @@ def worst_of(first: Verdict, spec: ModelSpec, judge: Callable[..., Verdict]) -> 
             groups.append(_unknown(group, error.text))
             continue
         groups.append(GroupVerdict(group.name, group.num_gpus, verdict.need_bytes, verdict.fits, key=group.key))
-        if worst.fits and not verdict.fits:
+        if worst.fits and (not verdict.fits or verdict.need_bytes > worst.need_bytes):
             group.reading.notes[:] = config.notes
             worst = verdict
     return replace(worst, groups=tuple(groups))

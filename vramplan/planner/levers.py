@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import ceil, gcd
 from typing import Any
@@ -49,6 +49,21 @@ class Lever:
     """Updates that change less and save less, the mildest first."""
 
     @property
+    def first(self) -> Mapping[str, Any]:
+        """The field that it is about, with its value."""
+        return {self.about: self.update[self.about]} if self.about else {}
+
+    @property
+    def about(self) -> str:
+        """The field of the job that it is about; empty for another GPU."""
+        return "" if self.card is not None else next(iter(self.update), "")
+
+    @property
+    def opens_others(self) -> bool:
+        """Whether other changes apply once it is made: quantization of adapters, offloading by ZeRO-3."""
+        return self.about in ("strategy", "method")
+
+    @property
     def keeps_result(self) -> bool:
         """Whether the trained model comes out the same, but for rounding."""
         if "strategy" in self.update:
@@ -60,6 +75,10 @@ class Lever:
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
+
+
+Levers = Callable[[ModelSpec, Job, Gpu, int], list[Lever]]
+"""(model, job, GPU, bytes that it needs) -> the changes to try, cheapest first."""
 
 
 def apply_levers(

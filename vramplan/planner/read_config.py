@@ -69,7 +69,8 @@ def _read(found: DetectedConfig, num_gpus: int, version: str | None) -> ParsedCo
     config.where, config.constructor = found.source.where, found.source.constructor
     for name in config.video_sampling.keys:
         reader.note("ignored", name, "is about videos; --videos says that there are any")
-    reader.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key)
+    stops = framework.stops_at_unknown is not None and framework.stops_at_unknown(source)
+    reader.note_unread_keys(known_keys(framework.name, framework.inherits), framework.unknown_key, stops)
     note_unread_variables(reader)
     config.notes = sorted(reader.notes, key=lambda note: get_args(Kind).index(note.kind))
     return config

@@ -171,3 +171,7 @@ class LeverEffect:
     """The batch to set beside it, in the same words, if the configuration has another."""
     card: str = ""
     """The name and size of another GPU."""
+    eval_batch_size: int | None = None
+    """The evaluation batch that fits beside it, if the configuration's own does not; 0 if none does."""
+    costs: Mapping[str, str] = field(default_factory=dict)
+    """Of several changes together: fields of the job -> the cost of the change that each is a part of."""

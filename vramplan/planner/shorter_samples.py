@@ -10,7 +10,7 @@ from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.inputs.job_values import GENERATING
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 HALVINGS = 5
 """How often a limit of samples that does not fit is halved, to say which samples do."""

@@ -16,7 +16,7 @@ from vramplan.memory.optimizers import modelled
 from vramplan.planner import batch_search
 from vramplan.planner.estimate import estimator_for
 from vramplan.planner.job_defaults import complete_job
-from vramplan.planner.levers import memory_levers
+from vramplan.planner.levers import Levers, memory_levers
 from vramplan.planner.load import load_both
 from vramplan.planner.preference import check_preference
 from vramplan.planner.search_result import Run, Search
@@ -38,7 +38,7 @@ def suggest(
     warmup_ratio: float | None = None,
     base_lr: float | None = None,
     base_batch: int | None = None,
-    advice: bool = True,
+    advice: bool | Levers = True,
     prefer: str = "largest",
     progress: Progress = silent,
     trust_remote_code: bool = False,
@@ -59,7 +59,7 @@ def suggest(
         warmup_ratio: Share of the optimizer steps that warm up, for their number.
         base_lr: A learning rate that is known to work at `base_batch`, to be scaled.
         base_batch: The global batch that `base_lr` was tuned for.
-        advice: Whether to look for changes that would help.
+        advice: Whether to look for changes that would help, or what lists those to try.
         prefer: Which plan is recommended: "largest" (micro-batch), "fastest" or "headroom" (most memory free).
         progress: Called with what is being done, and the share that is done.
         trust_remote_code: Whether a trace may run code that comes with the model.
@@ -106,6 +106,7 @@ def suggest(
         adaptive=optimizer is None or optimizer.adaptive,
     )
     estimator, complete, is_analytic = estimator_for(spec, progress, trust_remote_code)
-    levers = memory_levers if advice and is_analytic else None  # a traced model would be traced again for each
+    listed = memory_levers if advice is True else advice or None
+    levers = listed if is_analytic else None  # a traced model would be traced again for each
     search = batch_search.search(spec, complete(spec, full_job), gpu, global_batch, estimator, run, levers, prefer)
     return replace(search, solved=solved)

@@ -16,7 +16,7 @@ from vramplan.errors import VramplanError
 from vramplan.planner.monotone_search import LENGTH_STEP, bisect_largest
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 """Tokens of the longest sample that are estimated if a configuration does not limit them."""

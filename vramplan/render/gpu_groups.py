@@ -8,8 +8,8 @@ from vramplan.render.figures import gib
 from vramplan.units import counted
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
     from vramplan.planner.gpu_groups import GroupVerdict
+    from vramplan.planner.verdict import Verdict
 
 
 def needs(verdict: Verdict) -> list[tuple[str, bool | None]]:
@@ -27,7 +27,14 @@ def owner(group: GroupVerdict) -> str:
 def _size(group: GroupVerdict) -> str:
     if group.need_bytes is None:
         return "not known"
-    return f"{gib(group.need_bytes)}{ {True: '', None: ' ?', False: ' ✗'}[group.fits] }"
+    sign = {True: "", None: " ?", False: " ✗"}[group.fits]
+    is_share = group.fits and group.text  # vLLM's, which it fills whatever it needs
+    return f"{gib(group.need_bytes)}{sign}{', its share' if is_share else ''}"
+
+
+def of_group(verdict: Verdict) -> str:
+    """Whose GPUs a verdict is of, where a run has several groups; empty otherwise."""
+    return verdict.reading.task.partition(", ")[2] if verdict.groups else ""
 
 
 def remarks(verdict: Verdict) -> list[str]:
@@ -43,7 +50,10 @@ def undecided(verdict: Verdict) -> str:
     """The verdict if some groups fit and it is not known of others; empty otherwise."""
     if not verdict.depends or not verdict.groups:
         return ""
-    return f"fits on {owner(verdict.groups[0])} {counted(verdict.groups[0].num_gpus, 'GPU')} alone"
+    fitting = [group for group in verdict.groups if group.fits]
+    if len(fitting) > 1:
+        return f"fits on {len(fitting)} of {len(verdict.groups)} groups of GPUs"
+    return f"fits on {owner(fitting[0])} {counted(fitting[0].num_gpus, 'GPU')} alone"
 
 
 def failing(verdict: Verdict) -> str:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from vramplan.memory.estimate import Estimate
     from vramplan.memory.generation import Generation
     from vramplan.memory.host import HostMemory
-    from vramplan.planner.check import Verdict
     from vramplan.planner.compare import Comparison
     from vramplan.planner.dataset_limits import DatasetLimits
     from vramplan.planner.fix import Fix
     from vramplan.planner.images import ImageSizeRow, Solved
     from vramplan.planner.search_result import CommunicationAdvice, Plan, Run, Search
+    from vramplan.planner.verdict import Verdict
     from vramplan.render import json_types as types
 
 

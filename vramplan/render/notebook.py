@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vramplan.memory.estimate import Estimate
-    from vramplan.planner.check import Verdict
     from vramplan.planner.compare import Comparison
     from vramplan.planner.fix import Fix
     from vramplan.planner.hardware_plan import Hardware
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from vramplan.planner.search_result import Search
     from vramplan.planner.table import Table
     from vramplan.planner.token_budget import TokenBudgets
+    from vramplan.planner.verdict import Verdict
 
 COLUMNS = 110
 """Of a text in a notebook."""

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from vramplan.planner.check import Verdict
 from vramplan.planner.out_of_memory import Explanation
+from vramplan.planner.verdict import Verdict
 from vramplan.render import check
 from vramplan.render.figures import sentence
 from vramplan.render.host import host_words

@@ -8,7 +8,7 @@ from vramplan.render.figures import STRATEGIES, length, method
 from vramplan.units import counted
 
 if TYPE_CHECKING:
-    from vramplan.planner.check import Verdict
+    from vramplan.planner.verdict import Verdict
 
 
 def read_as(verdict: Verdict) -> str:

@@ -61,15 +61,18 @@ def room(outcome: Outcome, need_bytes: int, capacity_bytes: int, margin_bytes: i
     return f"headroom {left}{share}"
 
 
-def doubts(estimate: Estimate) -> list[str]:
-    """What could turn a verdict that is close: samples of different lengths, a cache that is given back."""
+def doubts(estimate: Estimate, is_longest: bool = False) -> list[str]:
+    """What could turn a verdict that is close: samples of different lengths, a cache that is given back.
+
+    `is_longest` says that its length is the longest of several that fits: of that it is no news that it is tight.
+    """
     if estimate.num_cache_releases and estimate.fits_without_margin:
         return [
             "Full: PyTorch frees its cache within a step to go on, which is slow; on a larger GPU more would be in use"
         ]
     if estimate.num_cache_releases:
         return ["PyTorch frees its cache within a step to need no more than that, which is slow"]
-    tight = estimate.fits and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
+    tight = estimate.fits and not is_longest and estimate.spare_bytes < TIGHT * estimate.capacity_bytes
     job = estimate.job
     if not tight or job.lengths is not None or job.expandable_segments or job.batches == "packed":
         return []

@@ -35,7 +35,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
 )
 from vramplan.frameworks.readers.video_sampling import Sampling
-from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigSource
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, half_precision
@@ -345,6 +345,12 @@ def write(model: str, job: Job) -> ConfigText:
     return ConfigText(pairs, variables | allocator_variables(job), command, file="train.yaml", notes=nodes.notes(job))
 
 
+def _stops_at_unknown(source: ConfigSource) -> bool:
+    """Whether a key that is not known stops it (0.9.5, hparams/parser.py: _parse_args, is_env_enabled)."""
+    allows = source.environment.get("ALLOW_EXTRA_ARGS")
+    return allows is None or str(allows.value).lower() not in ("true", "y", "1")
+
+
 FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
@@ -357,10 +363,11 @@ FRAMEWORK = Framework(
     ),
     task_keys=("stage",),
     stops_at_duplicates=True,  # OmegaConf.load (hparams/parser.py)
+    stops_at_unknown=_stops_at_unknown,
     unknown_key="is no argument of LLaMA-Factory, which stops at it (unless ALLOW_EXTRA_ARGS is set)",
     marks=frozenset({"finetuning_type", "stage", "cutoff_len", "lora_target", "template", "pure_bf16", "dataset_dir"}),
     inherits=("transformers",),
-    variables=frozenset({"FORCE_TORCHRUN"}),
+    variables=frozenset({"ALLOW_EXTRA_ARGS", "FORCE_TORCHRUN"}),
     overrides="pairs",  # hparams/parser.py: OmegaConf.from_cli
     expands_all_linear=True,
     writers=(Writer("llamafactory", write, tuple(name for name in ENGINES if name != "fsdp"), tasks=WRITTEN),),

@@ -37,7 +37,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
 )
 from vramplan.frameworks.readers.video_sampling import from_environment
-from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigSource
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, reentrant_kwargs
@@ -419,6 +419,12 @@ def _sharding(job: Job) -> Pairs:
     return {"gradient_checkpointing": False, "fsdp": "fsdp2" if is_preset else pairs}
 
 
+def _stops_at_unknown(source: ConfigSource) -> bool:
+    """Whether a key that is not known stops it (4.6, pipelines/base.py: remaining_argv)."""
+    ignores = source.settings.get("ignore_args_error")
+    return ignores is None or str(ignores.value).lower() not in TRUE
+
+
 FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
@@ -431,6 +437,7 @@ FRAMEWORK = Framework(
         Program("rlhf.py", frozenset({"rlhf_type"})),
     ),
     task_keys=("rlhf_type",),
+    stops_at_unknown=_stops_at_unknown,
     marks=frozenset(
         {"train_type", "tuner_type", "sft_type", "vit_gradient_checkpointing", "quant_bits", "split_dataset_ratio"}
     ),

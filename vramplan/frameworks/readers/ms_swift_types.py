@@ -158,8 +158,8 @@ def _negatives(config: ConfigReader, default: int, what: str) -> int:
         config.note(
             "doubt",
             "negatives",
-            f"are not known: the data says how many texts of a sample do not match; {what} for each is taken;"
-            " --dataset FILE counts them, --set negatives=N says them",
+            f"of each sample, which only the data says: each is one more text in every forward; {what} for each is"
+            " taken; --dataset FILE counts them, --set negatives=N gives them",
         )
     return config.integer("negatives", default=default, least=0)
 

@@ -158,5 +158,6 @@ FRAMEWORK = Framework(
     name=PACKAGE,
     read=read,
     programs=tuple(Program(f"openrlhf/cli/{name}.py") for name in TASKS),
+    stops_at_unknown=lambda _: True,  # cli/train_*.py: argparse's parse_args
     marks=frozenset({"micro_train_batch_size", "train.micro_batch_size"}),
 )

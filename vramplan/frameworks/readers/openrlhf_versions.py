@@ -67,6 +67,6 @@ def check_version(config: ConfigReader, program: str, version: str, origin: str)
         config.note(
             "doubt",
             "framework_version",
-            f"flags without dots are also those of OpenRLHF before {first}, which copies whole logits and needs more;"
-            f" --framework-version {first} or later says that it is not",
+            f"of these flags without dots: before {first}, OpenRLHF copies whole logits and needs more;"
+            f" --framework-version {first} or later says that it does not",
         )

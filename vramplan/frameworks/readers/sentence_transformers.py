@@ -72,7 +72,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         )
     elif "sequence_length" not in parsed.job:
         config.note(
-            "doubt", "max_seq_length", "is not set: texts are cut where the model's own files say; --seq-len gives it"
+            "doubt",
+            "max_seq_length",
+            "of the model, whose own files cut texts there; --seq-len gives it",
         )
     return parsed
 
@@ -124,8 +126,8 @@ def _negatives(config: ConfigReader, loss: str) -> dict[str, int]:
         config.note(
             "doubt",
             "negatives",
-            "are not known: the data's columns are not in the script; triplets (anchor, positive, one negative) are"
-            " taken; --dataset FILE counts them, --set negatives=N says them",
+            "of each sample, whose columns are not in the script: each is one more text in every forward; one is taken"
+            " (triplets); --dataset FILE counts them, --set negatives=N gives them",
         )
     return {"negatives": config.integer("negatives", default=1, least=0)}
 

@@ -365,5 +365,7 @@ FRAMEWORK = Framework(
     ),
     inherits=("transformers",),
     tells_tasks=True,
+    # scripts/utils.py: TrlParser.parse_args_and_config(fail_with_unknown_args); a script may have arguments of its own
+    stops_at_unknown=lambda source: source.command[:1] == ("trl",),
     writers=(Writer("trl", write, ENGINES, tasks=TASKS),),
 )

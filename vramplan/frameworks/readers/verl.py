@@ -199,5 +199,7 @@ FRAMEWORK = Framework(
     in_sections=True,
     split=hydra.split,
     overrides="hydra",
+    # hydra's configuration is a struct; a file that a command names in place of verl's own says what it holds
+    stops_at_unknown=lambda source: source.spelling != "yaml" and "config" not in source.settings,
     unknown_key="is not in verl's configuration: hydra stops at it, unless + stands before it",
 )

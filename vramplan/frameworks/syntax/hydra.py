@@ -31,7 +31,11 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
         elif not word.startswith("~"):
             rest.append(word.lstrip("+") if word.startswith("++") else word)
     loose, settings = argv.split(rest)
-    settings = {key: value._replace(value=_list(value.value), place=key) for key, value in settings.items()}
+    added = {word.lstrip("+").partition("=")[0] for word in words if word.startswith("+")}
+    settings = {
+        key: value._replace(value=_list(value.value), place=f"+{key}" if key in added else key)
+        for key, value in settings.items()
+    }
     if "path" in named:
         name = str(PurePosixPath(named["path"], named.get("name", "")))
         settings["config"] = ConfigValue(name if name.endswith(".yaml") else f"{name}.yaml", "--config-name")

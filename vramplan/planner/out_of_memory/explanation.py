@@ -14,13 +14,14 @@ from vramplan.inputs.load import load_gpu, load_model
 from vramplan.memory.estimate import Estimate
 from vramplan.memory.host import HostMemory
 from vramplan.planner import after_training
-from vramplan.planner.check import Verdict, check
+from vramplan.planner.check import check
 from vramplan.planner.estimate import estimate
 from vramplan.planner.out_of_memory.allocation import Allocation, can_search, find_allocation
 from vramplan.planner.out_of_memory.cause import Cause
 from vramplan.planner.out_of_memory.causes import OLDER_EXPANDABLE_SEGMENTS, causes
 from vramplan.planner.out_of_memory.likely_gpu import likely_gpus, with_likely_gpu
 from vramplan.planner.out_of_memory.spelling import in_words, words_in_log, words_of
+from vramplan.planner.verdict import Verdict
 from vramplan.progress import Progress, silent
 from vramplan.result import Result
 from vramplan.training_log import OutOfMemory, read_log

@@ -6,34 +6,37 @@ from collections.abc import Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
-from vramplan.render import check, gpu_groups, out_of_memory
+from vramplan.render import gpu_groups, out_of_memory
+from vramplan.render.check_words import doubts_of_length, need_of_check, outcome_of_check, reason, words_of_check
+from vramplan.render.data_set import data_set
 from vramplan.render.figures import gib, room_gib
 from vramplan.render.fix import summary
 from vramplan.render.python_words import in_python
 from vramplan.render.read_as import read_as
-from vramplan.render.verdict import SIGNS, doubts, need_of_capacity, room
+from vramplan.render.verdict import SIGNS, need_of_capacity, room
+from vramplan.render.ways_out import other_ways, shorter_samples, ways_out
 from vramplan.render.web.answer import Answer, assumptions, banner, facts, note_lines, pictures, row, section, table
 from vramplan.units import counted
 from vramplan.visible import visible
 
 if TYPE_CHECKING:
     from vramplan.frameworks.settings import Note
-    from vramplan.planner.check import Verdict
     from vramplan.planner.fix import Fix
     from vramplan.planner.out_of_memory import Explanation
+    from vramplan.planner.verdict import Verdict
 
 
 def of_check(verdict: Verdict) -> Answer:
     """The verdict on a configuration, the way out, what could turn it, and where the memory goes."""
-    estimate, result = verdict.estimate, check.outcome_of_check(verdict)
-    words = check.words_of_check(verdict).capitalize().replace("gpu", "GPU") or SIGNS[result][1]
-    size = need_of_capacity(check.need_of_check(verdict), estimate.capacity_bytes)
+    estimate, result = verdict.estimate, outcome_of_check(verdict)
+    words = words_of_check(verdict).capitalize().replace("gpu", "GPU") or SIGNS[result][1]
+    size = need_of_capacity(need_of_check(verdict), estimate.capacity_bytes)
     head = banner(estimate, result, words, size, verdict.card.title)
     head += f'<p class="what">{escape(visible(estimate.model))}, read as {escape(visible(read_as(verdict)))}</p>'
     head += facts(estimate, _room(verdict))
     head += note_lines(map(in_python, [*_cases(verdict), *_groups(verdict), *_evaluation(verdict), *_doubts(verdict)]))
     if not verdict.case_fits:
-        head += "".join(_way_out(title, settings) for title, settings in check.ways_out(verdict))
+        head += "".join(_way_out(title, settings) for title, settings in ways_out(verdict))
     notes = [note for note in verdict.reading.notes if note.kind in ("unknown", "warning")]
     head += note_lines(map(in_python, [*map(_note, notes), *estimate.notes]))
     details = _data_set(verdict) + _changes(verdict) + assumptions(estimate, _rest(verdict.reading.notes))
@@ -77,13 +80,13 @@ def visible_text(text: str) -> str:
 
 def _room(verdict: Verdict) -> tuple[str, str, str]:
     """The headroom at the fullest moment: a title, GiB, and how much of them is the margin."""
-    capacity, need = verdict.estimate.capacity_bytes, check.need_of_check(verdict)
+    capacity, need = verdict.estimate.capacity_bytes, need_of_check(verdict)
     text = room(
-        check.outcome_of_check(verdict),
+        outcome_of_check(verdict),
         need,
         capacity,
         min(verdict.spare_bytes, capacity),
-        check.reason(verdict),
+        reason(verdict),
     )
     free = room_gib(capacity, need)
     if need > capacity:
@@ -125,9 +128,8 @@ def _evaluation(verdict: Verdict) -> list[str]:
 
 def _doubts(verdict: Verdict) -> list[str]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
-    texts += check.shorter_samples(verdict)
-    one_length = len({case.sequence_length for case in verdict.cases}) < 2
-    return [*texts, *(doubts(verdict.estimate) if verdict.case_fits and one_length else [])]
+    texts += shorter_samples(verdict)
+    return [*texts, *(doubts_of_length(verdict) if verdict.case_fits else [])]
 
 
 def _note(note: Note) -> str:
@@ -150,7 +152,7 @@ def _way_out(title: str, settings: Iterable[str]) -> str:
 
 
 def _data_set(verdict: Verdict) -> str:
-    rows = check.data_set(verdict)
+    rows = data_set(verdict)
     return section("Data set", "", "".join(f"<p>{escape(visible(text))}</p>" for text in rows)) if rows else ""
 
 
@@ -166,7 +168,7 @@ def _changes(verdict: Verdict) -> str:
             ),
             "",
         )
-        for change in check.other_ways(verdict)
+        for change in other_ways(verdict)
     ]
     return section("What else would help", "GiB", table(("change", "then", "fits", "costs"), rows)) if rows else ""
 
