@@ -105,7 +105,6 @@ def test_a_key_of_the_first_verl() -> None:
     [
         (("critic.strategy=megatron",), None, "critic.strategy: megatron"),
         (("critic.model.lora_rank=8",), None, "critic.model.lora_rank: 8"),
-        (("critic.ulysses_sequence_parallel_size=2",), None, "critic.ulysses_sequence_parallel_size: 2"),
         (("critic.model.use_remove_padding=False",), None, "critic.model.use_remove_padding is off"),
         ((*OLD, "critic.use_dynamic_bsz=True"), "0.7.1", "critic.model.use_remove_padding is off"),
     ],

@@ -261,7 +261,6 @@ def test_the_command_is_the_nearest_job() -> None:
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{REF}.strategy=fsdp2", f"{REF}.strategy: fsdp2 is not modelled yet beside another"),
         (f"{ROLLOUT}.name=trtllm", "trtllm is not modelled yet; modelled: vllm, sglang"),
-        (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
         (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{MODEL}.enable_activation_offload=True", "enable_activation_offload: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
