@@ -131,15 +131,20 @@ def _batch(config: ConfigReader, version: str, groups: int, shared: int, longest
             if config.has(name):
                 text = f"is not used from verl 0.8 on: its micro-batches have {MOST_TOKENS:,} tokens, or {INFERRED}"
                 config.note("warning", name, text)
-        inferred = config.integer(INFERRED, default=MOST_TOKENS)
-        trained = inferred if at_least(version, "0.9.1") else config.integer(BUDGET, default=MOST_TOKENS)
+        inferred, key = config.integer(INFERRED, default=MOST_TOKENS), INFERRED
+        if not at_least(version, "0.9.1"):  # trainer/ppo/v1/trainer_base.py: critic_cfg.engine.max_token_len_per_gpu
+            key = BUDGET
+        elif config.has(BUDGET) and config.integer(BUDGET, default=MOST_TOKENS) != inferred:
+            text = f"is not used from verl 0.9.1 on: its micro-batches have {inferred:,} tokens, by {INFERRED}"
+            config.note("warning", BUDGET, text)
+        trained = config.integer(key, default=MOST_TOKENS)
         config.read_keys |= {BUDGET, f"{CRITIC}use_dynamic_bsz"}
-        return _by_tokens(config, trained, inferred, shared, longest, samples)
+        return _by_tokens(config, key, trained, inferred, shared, longest, samples)
     if _counts_tokens(config):
         trained = config.integer(BUDGET, default=MOST_TOKENS)
         config.read_keys.add(MICRO_BATCH)
         inferred = config.integer(f"{CRITIC}forward_max_token_len_per_gpu", default=trained)
-        return _by_tokens(config, trained, inferred, shared, longest, samples)
+        return _by_tokens(config, BUDGET, trained, inferred, shared, longest, samples)
     micro = _rows(config, "ppo", groups)
     if micro is None:
         raise ConfigError(f"{config.source.where}: {MICRO_BATCH} is not set: verl stops at that")
@@ -157,12 +162,14 @@ def _batch(config: ConfigReader, version: str, groups: int, shared: int, longest
 
 
 def _by_tokens(
-    config: ConfigReader, trained: int, inferred: int, shared: int, longest: int, samples: int
+    config: ConfigReader, key: str, trained: int, inferred: int, shared: int, longest: int, samples: int
 ) -> dict[str, Any]:
-    """Packed rows of the budgets, or of all tokens if there are not as many: each GPU's part."""
+    """Packed rows of the budgets, or of all tokens if there are not as many: each GPU's part.
+
+    `key` is that of the budget of an update.
+    """
     total, trained = samples * longest, trained * shared
     if trained < total:
-        key = BUDGET if config.has(BUDGET) else INFERRED
         note_fullest(config, key, ceil_div(min(total, most_tokens(trained, longest)), shared))
     return {
         "batches": "packed",
