@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import cli
 from tests.recorded_runs import estimated_peaks
 from tests.trl_sharing import GPU
 from tests.verl_sequence import recorded
@@ -178,3 +179,12 @@ def test_settings_that_cannot_be(changes: dict[str, Any]) -> None:
     job = parsed(*SAMPLES, SHARED).job
     with pytest.raises(ConfigError, match="sequence_parallel"):
         estimate(QWEN, "h100", **{**job, **changes})
+
+
+def test_the_plan_counts_groups(tmp_path: Path) -> None:
+    """8 GPUs take 4 micro-batches at a time; the first line says so."""
+    script = tmp_path / "grpo.sh"
+    script.write_text(line(*SAMPLES, SHARED), encoding="utf-8")
+    words = " ".join(cli("check", str(script), "--gpu", "h200").stdout.replace("│", "").split())
+    assert "2 GPUs share a micro-batch" in words
+    assert "4 × 128 × 4 = 2,048 micro-batch × accumulation × groups of 2 GPUs = global batch" in words
