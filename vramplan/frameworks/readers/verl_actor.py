@@ -29,6 +29,7 @@ from vramplan.frameworks.readers.verl_rl import (
     SECTION,
     STRATEGY,
 )
+from vramplan.frameworks.readers.verl_scoring import longest_text, refers, scored_tokens, scoring_keys
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
@@ -147,9 +148,10 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         job |= {"offload": "all", "verl": job["verl"] | {"param_offload": False, "optimizer_offload": False}}
     if config.boolean(f"{MODEL}use_liger", default=False):
         job["fused_kernels"] = FUSED_KERNELS
-    if _refers(config):
+    if refers(config):
         job["reference"] = "adapters_off" if job["method"] == "lora" else "model"
     _note_defaults(config)
+    verl_sequence.note_unused(config, version)
     if not job.get("expandable_segments"):
         config.note(
             "doubt",
@@ -164,7 +166,7 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         _names(config, batch)
         | {
             "verl": _offloads(job["verl"], version)
-            | _scoring_keys(config, version, job)
+            | scoring_keys(config, version, job)
             | verl_sglang.eager_keys(job["verl"])
         },
         config.notes,
@@ -203,7 +205,7 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
     yield from _not_fused(config, version)
-    yield from verl_sequence.not_modelled(config, version, _refers(config))
+    yield from verl_sequence.not_modelled(config, version, refers(config))
     for name in (f"{FSDP}strategy", f"{REF}strategy"):
         if config.lowercase(name, default="fsdp") != config.lowercase(STRATEGY, default="fsdp") and config.has(name):
             yield str(config.unsupported(name, f"is not modelled yet beside another {STRATEGY}"))
@@ -217,7 +219,7 @@ def _by_samples(config: ConfigReader, groups: int, shared: int) -> dict[str, Any
     Raises:
         ConfigError: for a batch with which verl stops.
     """
-    length, mini = _longest(config), _mini_batch(config, groups)
+    length, mini = longest_text(config), _mini_batch(config, groups)
     micro = verl_rl.micro_batch(config, length, groups)
     if mini % micro:
         raise ConfigError(
@@ -238,7 +240,7 @@ def _by_tokens(config: ConfigReader, groups: int, shared: int) -> dict[str, Any]
     A group of `shared` GPUs takes as many budgets, and each GPU its part (workers/engine/utils.py:
     prepare_micro_batches).
     """
-    budget, longest = shared * config.integer(BUDGET, default=16384), _longest(config)
+    budget, longest = shared * config.integer(BUDGET, default=16384), longest_text(config)
     total = _mini_batch(config, groups) * longest
     if budget < longest:
         text = f"is less than a prompt with its response, {longest:,}: verl stops at one"
@@ -261,7 +263,7 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         logits = "undivided"
     return {
         "logits": logits,
-        "scored_tokens": _scored_tokens(config, version, batch),
+        "scored_tokens": scored_tokens(config, version, batch),
         **_sharing(config, version),
         "entropy": _has_entropy(config, version),
         "param_offload": config.boolean(f"{FSDP}param_offload", default=False),
@@ -277,7 +279,7 @@ def _sharing(config: ConfigReader, version: str) -> dict[str, int]:
     """The GPUs that share the actor's micro-batches, and the reference's if these are others."""
     sizes = {"sequence_parallel": verl_sequence.of_actor(config, version)}
     reference = verl_sequence.of_reference(config, version)
-    if _refers(config) and not config.integer(f"{MODEL}lora_rank", default=0, least=0):
+    if refers(config) and not config.integer(f"{MODEL}lora_rank", default=0, least=0):
         gpus = verl_rl.num_gpus(config)
         verl_sequence.check_divides(config, verl_sequence.REFERENCE, reference, gpus, not _pads(config, version))
         if reference != sizes["sequence_parallel"]:
@@ -345,54 +347,14 @@ def _critic(config: ConfigReader, version: str, gpus: int, is_on: bool) -> dict[
     if not is_on:
         return {}
     mini_batch = config.integer(MINI_BATCH, default=256)
-    return {"critic": verl_critic.read_critic(config, version, gpus, _longest(config), mini_batch)}
-
-
-def _scored_tokens(config: ConfigReader, version: str, batch: dict[str, Any]) -> int:
-    """Tokens of the largest forward that scores, the actor's or the reference's: of a GPU, or of whole samples.
-
-    Raises:
-        ConfigError: if the actor's is not set, at which verl stops.
-    """
-    longest, packed = _longest(config), batch["batches"] == "packed"
-    scorings = _scorings(config, version, packed)
-    if packed:
-        return max(ceil_div(tokens, shared) for tokens, shared in scorings.values())
-    return ceil_div(max(tokens for tokens, _ in scorings.values()), longest) * longest
-
-
-def _scorings(config: ConfigReader, version: str, packed: bool) -> dict[str, tuple[int, int]]:
-    """(Tokens of a forward that scores, GPUs that share them), by the key that says so: the actor's, the reference's.
-
-    Raises:
-        ConfigError: if one is not set, at which verl stops.
-    """
-    found = {}
-    actor, reference = verl_sequence.of_actor(config, version), verl_sequence.of_reference(config, version)
-    for section, scores, shared in ((ROLLOUT, True, actor), (REF, _refers(config), reference)):
-        each, whole = (f"{section}log_prob_micro_batch_size{end}" for end in ("_per_gpu", ""))
-        tokens = f"{section}log_prob_max_token_len_per_gpu"
-        config.read_keys |= {each, whole, tokens, f"{section}log_prob_use_dynamic_bsz"}
-        if not scores:
-            continue
-        if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=packed):
-            budget = config.integer(tokens, default=config.integer(BUDGET, default=16384))
-            found[tokens] = budget * shared, shared
-        elif config.has(each) and not config.is_null(each):
-            found[each] = config.integer(each, default=1) * _longest(config), shared
-        elif config.has(whole) and not config.is_null(whole):
-            samples = ceil_div(config.integer(whole, default=1), max(1, verl_rl.num_gpus(config) // shared))
-            found[whole] = samples * _longest(config), shared
-        else:
-            raise ConfigError(f"{config.source.where}: {each} is not set: verl stops at that")
-    return found
+    return {"critic": verl_critic.read_critic(config, version, gpus, longest_text(config), mini_batch)}
 
 
 def _engine(config: ConfigReader, version: str, gpus: int) -> dict[str, Any]:
     """VLLM, whose longest text is the model's positions, before 0.7 a prompt with its response."""
     engine = verl_rl.engine(config, gpus)
     if "vllm_max_length" not in engine and not at_least(version, "0.7"):
-        engine["vllm_max_length"] = _longest(config)
+        engine["vllm_max_length"] = longest_text(config)
     return engine
 
 
@@ -400,13 +362,6 @@ def _reduces_each(config: ConfigReader, version: str) -> bool:
     """Whether gradients are reduced after every micro-batch; 0.9.0 always keeps them whole until the last."""
     keeps = config.boolean(f"{FSDP}use_no_sync_for_gradient_accumulation", default=False)
     return not at_least(version, "0.9") or (at_least(version, "0.9.1") and not keeps)
-
-
-def _refers(config: ConfigReader) -> bool:
-    """Whether a reference scores as well."""
-    return config.boolean(f"{ACTOR}use_kl_loss", default=False) or config.boolean(
-        "algorithm.use_kl_in_reward", default=False
-    )
 
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
@@ -417,13 +372,6 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
         config.read_keys.add(targets)
         return {"method": "full"}
     return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, targets)}
-
-
-def _longest(config: ConfigReader) -> int:
-    """Tokens of a prompt with its response."""
-    return config.integer("data.max_prompt_length", default=512) + config.integer(
-        "data.max_response_length", default=512
-    )
 
 
 def _mini_batch(config: ConfigReader, groups: int) -> int:
@@ -478,28 +426,6 @@ def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
         return f"{verl_critic.offload_keys(version) if owner else FSDP}{own} True"
 
     return {settings: "; ".join(map(key, names.split())) for names, settings in Verl(**verl).offloads().items()}
-
-
-def _scoring_keys(config: ConfigReader, version: str, job: dict[str, Any]) -> dict[Verl, str]:
-    """The keys of fewer samples for each scoring, where samples are counted."""
-    if job["batches"] == "packed":
-        return {}
-    found, gpus = _scorings(config, version, packed=False), verl_rl.num_gpus(config)
-    length: int = job["sequence_length"]
-
-    def keys(tokens: int) -> str:
-        """What scores more now, each in its own unit: tokens, samples of a GPU, or samples of all."""
-        samples = tokens // length
-
-        def unit(key: str, shared: int) -> int:
-            if key.endswith("token_len_per_gpu"):
-                return ceil_div(tokens, shared)
-            whole = samples * (gpus // shared)
-            return whole if key.endswith("micro_batch_size") else samples
-
-        return "; ".join(f"{key} {unit(key, shared)}" for key, (now, shared) in found.items() if now > tokens)
-
-    return {verl: keys(verl.scored_tokens or 0) for verl in Verl(**job["verl"]).fewer_scored(length)}
 
 
 def _model(config: ConfigReader) -> str:

@@ -38,10 +38,18 @@ def of_critic(config: ConfigReader, version: str, fsdp: str) -> int:
     """The critic's; `fsdp` stands before the keys of its FSDP."""
     inner = f"{fsdp}{NAME}"
     if not at_least(version, ENGINE):
-        return _size(config, version, CRITIC, inner)
+        _note_unused(config, CRITIC, inner)
+        return config.integer(CRITIC, default=1)
     if config.integer(CRITIC, default=1) > 1:
         config.note("warning", CRITIC, f"has no effect from verl {ENGINE} on; {inner} has")
     return config.integer(inner, default=1)
+
+
+def note_unused(config: ConfigReader, version: str) -> None:
+    """Name keys of the actor and the reference that this version does not read."""
+    if not at_least(version, ENGINE):
+        for section in (ACTOR, REF):
+            _note_unused(config, f"{section}{NAME}", f"{section}fsdp_config.{NAME}")
 
 
 def check_divides(config: ConfigReader, name: str, size: int, gpus: int, removes_padding: bool) -> None:
@@ -65,10 +73,12 @@ def not_modelled(config: ConfigReader, version: str, refers: bool) -> Iterator[s
 
 def _size(config: ConfigReader, version: str, own: str, inner: str) -> int:
     size, of_engine = config.integer(own, default=1), config.integer(inner, default=1)
-    if size == 1 and of_engine > 1 and not at_least(version, ENGINE):
+    return size if size > 1 or not at_least(version, ENGINE) else of_engine
+
+
+def _note_unused(config: ConfigReader, own: str, inner: str) -> None:
+    if config.integer(inner, default=1) > 1:
         config.note("warning", inner, f"has no effect before verl {ENGINE}; {own} has")
-        return 1
-    return size if size > 1 else of_engine
 
 
 def _place(config: ConfigReader, name: str) -> str:
