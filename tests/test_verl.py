@@ -242,7 +242,7 @@ def test_changes_are_hydras() -> None:
         (("engine.strategy=fsdp_turbo",), UnsupportedError, "modelled: fsdp, fsdp2"),
         (("engine.forward_prefetch=True",), UnsupportedError, "forward_prefetch: True is not modelled with fsdp yet"),
         (("engine=megatron",), UnsupportedError, "engine=megatron"),
-        (("engine.ulysses_sequence_parallel_size=2",), UnsupportedError, "ulysses_sequence_parallel_size"),
+        (("engine.ulysses_sequence_parallel_size=3",), ConfigError, "3 does not divide 8 GPUs"),
         (("model.use_remove_padding=False",), UnsupportedError, "pads rows"),
         (("model.use_fused_kernels=True",), UnsupportedError, "use_fused_kernels"),
         (("engine.model_dtype=fp16",), UnsupportedError, "modelled: fp32, bf16"),

@@ -105,7 +105,6 @@ def test_a_key_of_the_first_verl() -> None:
     [
         (("critic.strategy=megatron",), None, "critic.strategy: megatron"),
         (("critic.model.lora_rank=8",), None, "critic.model.lora_rank: 8"),
-        (("critic.ulysses_sequence_parallel_size=2",), None, "critic.ulysses_sequence_parallel_size: 2"),
         (("critic.model.use_remove_padding=False",), None, "critic.model.use_remove_padding is off"),
         ((*OLD, "critic.use_dynamic_bsz=True"), "0.7.1", "critic.model.use_remove_padding is off"),
     ],
@@ -152,3 +151,15 @@ def test_fix_scores_fewer_samples_at_a_time(tmp_path: Path) -> None:
     changes = fix(script, "a100-80gb-sxm").changes
     key = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"
     assert [(change.key, change.before, change.after) for change in changes] == [(key, "64", "32")]
+
+
+def test_a_budget_that_0_9_1_does_not_use() -> None:
+    """What the fullest micro-batch may hold is asked for by the key that has an effect."""
+    found = parsed("critic.ppo_max_token_len_per_gpu=8192", "actor_rollout_ref.rollout.n=16")
+    kinds = {note.key: note.kind for note in found.notes if note.key.startswith("critic.")}
+    assert kinds["critic.ppo_max_token_len_per_gpu"] == "warning"
+    assert kinds["critic.ppo_infer_max_token_len_per_gpu"] == "doubt"
+    assert found.job["verl"]["critic"]["sequence_length"] == 32768
+    older = parsed("critic.ppo_max_token_len_per_gpu=8192", "actor_rollout_ref.rollout.n=16", version="0.8.0")
+    assert older.job["verl"]["critic"]["sequence_length"] == 8192
+    assert not any(note.kind == "warning" and note.key.startswith("critic.ppo") for note in older.notes)

@@ -261,7 +261,6 @@ def test_the_command_is_the_nearest_job() -> None:
         ("model_engine=megatron", "model_engine: megatron"),
         (f"{REF}.strategy=fsdp2", f"{REF}.strategy: fsdp2 is not modelled yet beside another"),
         (f"{ROLLOUT}.name=trtllm", "trtllm is not modelled yet; modelled: vllm, sglang"),
-        (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ulysses_sequence_parallel_size: 2"),
         (f"{ACTOR}.calculate_sum_pi_squared=True", f"{ACTOR}.calculate_sum_pi_squared: True"),
         (f"{MODEL}.enable_activation_offload=True", "enable_activation_offload: True"),
         (f"{ACTOR}.use_torch_compile=False", "use_torch_compile: False is not modelled yet; modelled: true"),
@@ -316,3 +315,15 @@ def test_a_budget_of_tokens_is_named() -> None:
     budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=9000")
     text = refusal(*budget, version="0.3")
     assert "ppo_max_token_len_per_gpu 9,000 is its token budget" in text
+
+
+@pytest.mark.full
+def test_a_change_that_is_enough_leaves_the_micro_batch(tmp_path: Path) -> None:
+    """A smaller share of vLLM's, which decides, is all that is needed."""
+    script = tmp_path / "grpo.sh"
+    batch = (SAMPLES, BATCH[1], f"{ROLLOUT}.gpu_memory_utilization=0.95", f"{ACTOR}.ppo_mini_batch_size=32")
+    script.write_text(line(*batch, f"{MODEL}.use_remove_padding=True"), encoding="utf-8")
+    verdict = check(script, "rtx4090")
+    shares = [effect for effect in verdict.advice if "vllm_share" in effect.update and effect.fits]
+    assert not verdict.fits
+    assert [(effect.micro_batch_size, effect.batch) for effect in shares] == [(4, ())]

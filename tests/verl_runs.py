@@ -60,6 +60,13 @@ OF_PADDED: tuple[dict[str, Any], ...] = (
     {**FULL, "verl": critic(batches="padded", sequence_length=384, micro_batch_size=8, scored_tokens=8 * 384)},
 )
 """Jobs with padded rows."""
+OF_SHARED: tuple[dict[str, Any], ...] = (
+    {**FULL, "checkpointing": "none", "verl": {"logits": "in_place", "sequence_parallel": 2}},
+    {"gradient_accumulation_steps": 2, "verl": {**ENTROPY, "sequence_parallel": 2, "scored_tokens": 2048}},
+    {**FULL, "sequence_length": 4096, "verl": {"logits": "in_place", "sequence_parallel": 8}},
+    {**FULL, "verl": {**critic(sequence_length=4096, scored_tokens=8192, sequence_parallel=4), "sequence_parallel": 4}},
+)
+"""Jobs whose micro-batches several GPUs share."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -74,6 +81,8 @@ def cases() -> Iterator[dict[str, Any]]:
         if not model.startswith("gemma-3"):  # which transformers has no class for
             yield {"model": model, "config": config, "job": {**OWN, **own, "verl": critic(sequence_length=4096)}}
     yield {"model": "qwen2.5-0.5b", "config": {LAYERS: 6}, "job": {**OWN, **FULL, "verl": ENTROPY}}
+    for job in OF_SHARED:
+        yield {"model": "llama-3.2-1b", "config": {LAYERS: 6}, "job": {**OWN, **job}}
     for job in OF_PADDED:
         for model in ("llama-3.2-1b", "qwen2.5-0.5b"):
             yield {"model": model, "config": {LAYERS: 6}, "job": {**PADDED, **job}}

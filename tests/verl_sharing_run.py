@@ -67,6 +67,7 @@ class Run:
 
         job, critic = self.job, self.job.verl.critic
         own: Any = critic if model_type == "value_model" else job.verl
+        of_reference = job.verl.reference_sequence_parallel or job.verl.sequence_parallel
         settings = {
             "strategy": "fsdp2" if job.fsdp.version == 2 else "fsdp",
             "model_dtype": (critic.dtype if critic is not None and own is critic else job.dtype) if trains else "bf16",
@@ -77,6 +78,7 @@ class Run:
             "forward_prefetch": job.fsdp.forward_prefetch,
             "use_no_sync_for_gradient_accumulation": not job.fsdp.sync_each_batch,
             "forward_only": not trains,
+            "ulysses_sequence_parallel_size": own.sequence_parallel if trains else of_reference,
             "use_torch_compile": False,
             "use_dynamic_bsz": False,
             **self.options.get("engine", {}),

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from tests.verl_group import sharing
 from vramplan.analytic.verl_critic import critic_job
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
@@ -201,12 +202,14 @@ class VerlRun:
             actor = self._actor(model, optimizer)
             for one in (model, *([] if valuing is None else [valuing])):
                 stack.enter_context(tracker.modules(one))
+            stack.enter_context(sharing(self._gpus))
             stack.enter_context(backward_is_a_phase(tracker))
             stack.enter_context(self.fakes.mode)
             stack.enter_context(tracker)
             for _ in range(STEPS):
                 tracker.enter("scoring")
-                scored = (job.verl.scored_tokens or self._samples * self._length) // self._length
+                tokens = job.verl.scored_tokens and job.verl.scored_tokens * self._gpus
+                scored = (tokens or self._samples * self._length) // self._length
                 actor.compute_log_prob(
                     self._data(scored, temperature=1.0, use_dynamic_bsz=False, micro_batch_size=scored),
                     calculate_entropy=True,
@@ -220,7 +223,12 @@ class VerlRun:
     @property
     def _length(self) -> int:
         """Tokens of a sample: four of them fill the row of a micro-batch without padding."""
-        return self.job.sequence_length // (1 if self.job.batches == "padded" else 4)
+        return self.job.row_length // (1 if self.job.batches == "padded" else 4)
+
+    @property
+    def _gpus(self) -> int:
+        """GPUs that share the tokens."""
+        return self.job.verl.sequence_parallel
 
     @property
     def _samples(self) -> int:
@@ -260,7 +268,7 @@ class VerlRun:
         tracker, job = self.tracker, self.job
         config = Settings(
             use_remove_padding=job.batches != "padded", use_fused_kernels=False,
-            ulysses_sequence_parallel_size=1, use_torch_compile=False,
+            ulysses_sequence_parallel_size=self._gpus, use_torch_compile=False,
             entropy_from_logits_with_chunking=False, entropy_checkpointing=False, fsdp_config=Settings(),
             use_kl_loss=False, ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=self._samples,
             ppo_mini_batch_size=self._samples * job.gradient_accumulation_steps, calculate_entropy=False,
@@ -281,7 +289,8 @@ class VerlRun:
         assert critic is not None
         rows = self._rows(critic)
         config = Settings(
-            model=Settings(use_remove_padding=critic.batches != "padded"), ulysses_sequence_parallel_size=1,
+            model=Settings(use_remove_padding=critic.batches != "padded"),
+            ulysses_sequence_parallel_size=critic.sequence_parallel,
             ppo_epochs=1, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=rows,
             ppo_mini_batch_size=rows * critic.gradient_accumulation_steps, cliprange_value=0.5,
             loss_agg_mode="token-mean", grad_clip=1.0,
@@ -306,14 +315,14 @@ class VerlRun:
 
     def _rows(self, critic: Critic) -> int:
         """Samples of the critic's micro-batch."""
-        return critic.micro_batch_size * critic.sequence_length // self._length
+        return critic.micro_batch_size * critic.sequence_length * critic.sequence_parallel // self._length
 
     def _value(self, critic: Any) -> None:
         """Values of the samples, and the update."""
         asked = self.job.verl.critic
         assert asked is not None
         self.tracker.enter("values")
-        scored = asked.scored_tokens // self._length
+        scored = asked.scored_tokens * asked.sequence_parallel // self._length
         critic.compute_values(self._data(scored, use_dynamic_bsz=False, micro_batch_size=scored))
         self.tracker.enter("critic")
         numbers = ("values", "returns")

@@ -10,8 +10,12 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.sequence_parallel import own_tokens
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job
+
+SHARED = ("input_ids", "position_ids", "labels")
+"""Arguments of a model, of which GPUs that share a micro-batch each have a part."""
 
 
 class Batch(NamedTuple):
@@ -84,7 +88,11 @@ def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
 
 
 def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> ForwardPass:
-    """The forward of a step on a batch."""
+    """The forward of a step on a batch; under verl's sequence parallelism on one GPU's part of its tokens."""
+    gpus = setting.job.verl.sequence_parallel
+    inputs = batch.inputs
+    if gpus > 1:
+        inputs = {name: own_tokens(inputs[name], gpus) for name in SHARED if name in inputs}
     return ForwardPass(
         net,
         setting.architecture,
@@ -92,7 +100,7 @@ def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> F
         setting.fused,
         phase,
         setting.stacks,
-        batch.inputs,
+        inputs,
         setting.vision,
         setting.placement,
     )

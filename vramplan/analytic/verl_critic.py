@@ -59,7 +59,7 @@ def critic_job(job: Job) -> Job:
         "autocast": "bf16" if critic.dtype == "fp32" else "none",
         "checkpointing": critic.checkpointing,
         "modules_to_save": None,
-        "verl": Verl(keeps_root=job.verl.keeps_root),
+        "verl": Verl(keeps_root=job.verl.keeps_root, sequence_parallel=critic.sequence_parallel),
         "fsdp": job.fsdp.model_copy(update={**SHARDING, "replicas": critic.replicas, "version": version}),
         "offload": "all" if critic.offload_policy else "none",
         "fused_kernels": (),

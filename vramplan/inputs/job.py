@@ -346,6 +346,11 @@ class Job(Record):
         return self.batches in ("packed", "flattened")
 
     @property
+    def row_length(self) -> int:
+        """Tokens of a row as it comes to a GPU; GPUs that share packed rows each have a part of it."""
+        return self.sequence_length * (self.verl.sequence_parallel if self.joins_samples else 1)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The fields that were set, as keyword arguments that create the same job."""
         unused = self.method == "full"
@@ -479,9 +484,14 @@ class Job(Record):
         return self.strategy in ("zero3", "fsdp")
 
     @property
-    def data_parallel(self) -> int:
-        """Number of GPUs that each take a micro-batch of their own; 1 under device_map."""
+    def processes(self) -> int:
+        """Number of GPUs with a process of their own; 1 under device_map."""
         return 1 if self.strategy == "device_map" else self.num_gpus
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of micro-batches that run at a time, on a GPU each or on GPUs that share its samples."""
+        return max(1, self.processes // (1 if self.joins_samples else self.verl.sequence_parallel))
 
     @property
     def global_batch_size(self) -> int:

@@ -105,7 +105,7 @@ def text_inputs(job: Job, image: Sequence[ImageTensor] = (), token_types: bool =
 
     `token_types`: the processor marks image tokens for the model.
     """
-    length, pictures = job.sequence_length, job.pictures if image else 0
+    length, pictures = job.row_length, job.pictures if image else 0
     names = ["input_ids", "labels"]
     if job.joins_samples:
         names.append("position_ids")

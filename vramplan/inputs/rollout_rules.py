@@ -87,7 +87,7 @@ ROLLOUT_RULES = (
         "{reference} with {task}: completions are generated while the model trains; use {reference=model}",
     ),
     Rule(
-        lambda job: is_colocated(job) and job.data_parallel % job.vllm_tensor_parallel > 0,
+        lambda job: is_colocated(job) and job.processes % job.vllm_tensor_parallel > 0,
         IMPOSSIBLE,
         "{vllm_tensor_parallel} does not divide the number of GPUs, which TRL requires; {num_gpus} is what there is",
     ),
@@ -253,6 +253,16 @@ ROLLOUT_RULES = (
         "{batches} with a fused head of verl's is not modelled; use {batches=unpadded}",
     ),
     Rule(
+        lambda job: any(job.num_gpus % gpus for gpus in job.verl.sharing),
+        IMPOSSIBLE,
+        "verl: sequence_parallel does not divide {num_gpus}",
+    ),
+    Rule(
+        lambda job: job.batches not in ("unpadded", "packed") and job.verl.sharing != (),
+        IMPOSSIBLE,
+        "verl: sequence_parallel with {batches} stops verl; use {batches=unpadded}",
+    ),
+    Rule(
         lambda job: job.runs_own_actor and (job.steps_per_generation is not None or job.num_iterations != 1),
         IMPOSSIBLE,
         "steps_per_generation and num_iterations have no meaning with {loss}: it generates once for all updates",
@@ -296,7 +306,12 @@ ROLLOUT_RULES = (
     Rule(
         lambda job: (
             not job.runs_verl
-            and job.verl != (Verl(logits=job.verl.logits) if job.loss == "log_probs" else Verl())  # supervised
+            and job.verl
+            != (
+                Verl(logits=job.verl.logits, sequence_parallel=job.verl.sequence_parallel)
+                if job.loss == "log_probs"  # supervised
+                else Verl()
+            )
         ),
         IMPOSSIBLE,
         "verl has no meaning without {task=grpo} and {loss=log_probs}",

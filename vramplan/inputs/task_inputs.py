@@ -86,8 +86,8 @@ def of_verl(job: Job) -> list[Input]:
     """Tokens of a micro-batch without padding, and what is known of each (verl 0.9.1, workers/engine_workers.py)."""
     names = ("input_ids", "position_ids", "prompts and responses", "loss_mask", "response_mask")
     numbers = ("values", "returns") if job.is_verl_critic else ("old_log_probs", "advantages")
-    whole = [Input(name, (job.sequence_length,)) for name in names]
-    return whole + [Input(name, (job.sequence_length,), "fp32") for name in numbers]
+    whole = [Input(name, (job.row_length,)) for name in names]
+    return whole + [Input(name, (job.row_length,), "fp32") for name in numbers]
 
 
 def _names(job: Job) -> tuple[str, ...]:

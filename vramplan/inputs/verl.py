@@ -28,6 +28,8 @@ class Critic(Record):
     """Whether its layers are recomputed in backward."""
     replicas: int = field(default=1, gt=0, le=1 << 16)
     """Groups of GPUs that each hold a full set of shards."""
+    sequence_parallel: int = field(default=1, gt=0, le=1 << 10)
+    """GPUs that share the tokens of a micro-batch, as the actor's do (:attr:`Verl.sequence_parallel`)."""
     fsdp_version: Literal[1, 2] | None = None
     """The version of FSDP that shards it; null: the actor's."""
     offload_policy: bool = False
@@ -55,6 +57,11 @@ class Verl(Record):
     ``log_prob_max_token_len_per_gpu``); null: those of a micro-batch."""
     entropy: bool = False
     """Whether the entropies of the tokens are part of the loss (``entropy_coeff``)."""
+    sequence_parallel: int = field(default=1, gt=0, le=1 << 10)
+    """GPUs that share the tokens of a micro-batch, each all tokens of some heads in attention
+    (``ulysses_sequence_parallel_size``). Samples are those of all of them together, a packed row is one GPU's part."""
+    reference_sequence_parallel: int | None = field(default=None, gt=0, le=1 << 10)
+    """The same of the reference; null: the actor's."""
     critic: Critic | None = None
     """The critic of PPO; null: none."""
     param_offload: bool = False
@@ -87,6 +94,15 @@ class Verl(Record):
         """What of a model waits in host memory while it is not needed."""
         waits = {"weights": self.param_offload, "optimizer": self.optimizer_offload}
         return tuple(name for name, does in waits.items() if does)
+
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        """GPUs that share a micro-batch, of each model of which several do: the actor, a reference, the critic."""
+        reference = (
+            self.sequence_parallel if self.reference_sequence_parallel is None else self.reference_sequence_parallel
+        )
+        sizes = (self.sequence_parallel, reference, 1 if self.critic is None else self.critic.sequence_parallel)
+        return tuple(size for size in sizes if size > 1)
 
     def offloads(self) -> dict[str, Verl]:
         """More that could wait in host memory, the least first: its names, and the settings with it."""

@@ -76,13 +76,15 @@ def ddp_buckets(gradients: Sequence[int]) -> list[Storage]:
 
 def nccl_bytes(job: Job, gpu: Gpu) -> int:
     """Bytes of a communicator's buffers, which PyTorch does not allocate: a constant by what connects the GPUs."""
-    if job.data_parallel == 1:
-        return 0
+    return 0 if job.processes == 1 else _buffers(job.processes, gpu)
+
+
+def _buffers(gpus: int, gpu: Gpu) -> int:
     if gpu.vendor == "AMD":
         return RCCL_BYTES
     if gpu.link != "nvlink":
         return NCCL_PCIE_BYTES
-    return NCCL_NVLINK_BYTES.get(job.data_parallel, NCCL_NVLINK_MORE_BYTES)
+    return NCCL_NVLINK_BYTES.get(gpus, NCCL_NVLINK_MORE_BYTES)
 
 
 def context_bytes(gpu: Gpu) -> int:
@@ -96,6 +98,9 @@ def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
     terms = [Term("context", "CUDA context and kernels", size, formula=source, source="see calibration.py")]
     if nccl := nccl_bytes(job, gpu):
         terms.append(Term("context", "NCCL buffers", nccl, formula="not measured", source="see overheads.py"))
+    if shared := sum(_buffers(gpus, gpu) for gpus in job.verl.sharing):  # groups of its own for each model
+        label = "NCCL buffers of GPUs that share tokens"
+        terms.append(Term("context", label, shared, formula="not measured", source="see overheads.py"))
     if job.openrlhf.processes:
         others = job.openrlhf.processes * (size + nccl_bytes(job, gpu))
         text = f"{job.openrlhf.processes}, each with CUDA's context and NCCL's buffers; not measured"

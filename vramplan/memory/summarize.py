@@ -88,9 +88,10 @@ def summarize(step: SimulatedStep, model: str, job: Job, gpu: Gpu, peak_tensor_b
 def step_time(compute: ComputeTime, communication: Communication, job: Job, gpu: Gpu) -> StepTime | None:
     """The time of an optimizer step; None if a rate of the GPU, or of a link between GPUs, is not known.
 
-    It is not known either where completions are generated before the model trains on them.
+    It is not known either where completions are generated before the model trains on them, or where GPUs exchange
+    tokens within layers.
     """
-    if job.generates_completions or not is_timed(gpu) or not fit_in_nodes(job, gpu):
+    if job.generates_completions or job.verl.sharing or not is_timed(gpu) or not fit_in_nodes(job, gpu):
         return None
     added = communication_seconds(communication, job, gpu, compute.forward_seconds, compute.backward_seconds)
     if added is None:

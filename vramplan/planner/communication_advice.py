@@ -28,7 +28,7 @@ class Change:
 
 def changes(job: Job) -> list[Change]:
     """Settings to estimate: those that communicate less, or beside computation, under the job's strategy."""
-    if job.data_parallel == 1:
+    if job.processes == 1:
         return []
     found = []
     if job.strategy in ("zero2", "zero3"):
@@ -111,7 +111,7 @@ def advise(
 def is_worth_advice(estimate: Estimate) -> bool:
     """Whether communication takes 2 % of a step or more; False if that is not known."""
     time = estimate.step_time
-    return time is not None and estimate.job.data_parallel > 1 and communication_share(time) >= LEAST_SHARE
+    return time is not None and estimate.job.processes > 1 and communication_share(time) >= LEAST_SHARE
 
 
 def communication_share(time: StepTime) -> float:

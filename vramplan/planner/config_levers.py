@@ -81,6 +81,11 @@ def config_levers(
         elif update and (strategy_settings or (fits and needs_more_room)):
             estimate = run_estimate({**batch, **strategy_settings, **update})
             need_bytes, fits = estimate.device_total_bytes, _leaves_free(estimate, spare_bytes)
+        if update and search.job.runs_verl and effect.micro_batch_size != own["micro_batch_size"]:
+            estimate = run_estimate({**own, **update})  # vLLM's share often decides, and not the batch
+            if _leaves_free(estimate, spare_bytes):
+                effect = replace(effect, micro_batch_size=own["micro_batch_size"])
+                need_bytes, fits = estimate.device_total_bytes, True
         settings = {name: value for name, value in update.items() if getattr(search.job, name) != value}
         effects.append(
             replace(

@@ -95,6 +95,14 @@ def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) 
     return f"{micro_batch_size} × {accumulation_steps} × {data_parallel} = {total:,}"
 
 
+def replicas(job: Job) -> str:
+    """What the last factor of a batch plan counts."""
+    if job.strategy == "device_map":
+        return "1 process"
+    gpus = job.processes // job.data_parallel
+    return "GPUs" if gpus == 1 else f"groups of {gpus} GPUs"
+
+
 def parts(estimate: Estimate) -> tuple[list[tuple[str, int]], int]:
     """(category and hundredths of a GiB, largest first; their sum, the need of the GPU rounded up).
 

@@ -28,6 +28,7 @@ from vramplan.render.figures import (
     part_name,
     parts,
     product,
+    replicas,
     room_gib,
 )
 from vramplan.render.verdict import SIGNS, Outcome, need_of_capacity, room
@@ -226,7 +227,7 @@ class Box:
 def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:
     """The batch plan as a product, its legend behind or below."""
     names = ("micro", "accum.") if screen.narrow else ("micro-batch", "accumulation")
-    factors = " × ".join((*names, "GPUs" if job.strategy != "device_map" else "1 process"))
+    factors = " × ".join((*names, replicas(job)))
     legend = f"the smallest: {factors}" if smallest else f"{factors} = {'global' if screen.narrow else 'global batch'}"
     text = product(micro_batch_size, accumulation_steps, job.data_parallel)
     return flow([screen.text(text, "bold"), screen.text(legend, "dim")], inside(screen))

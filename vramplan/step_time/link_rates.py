@@ -63,7 +63,7 @@ class Group(NamedTuple):
 def group_of(job: Job, between_replicas: bool = False) -> Group:
     """The GPUs that share one set of shards; or those that hold the same shard, one of each replica."""
     replicas = job.fsdp.replicas if job.strategy == "fsdp" else 1
-    gpus = job.data_parallel // replicas
+    gpus = job.processes // replicas
     nodes = max(1, job.num_nodes // replicas)
     if not between_replicas:
         return Group(gpus, nodes, max(1, replicas // job.num_nodes))
@@ -95,7 +95,7 @@ def rate_in_node(gpu: Gpu, gpus: int) -> float | None:
 
 def describe_links(job: Job, gpu: Gpu) -> str:
     """The links that the time of a step assumes, in words; empty if GPUs send each other nothing."""
-    if job.data_parallel == 1:
+    if job.processes == 1:
         return ""
     texts, per_node, network = [], job.num_gpus // job.num_nodes, gpu.links.network_bytes_per_second
     name, nominal, share = link_in_node(gpu, per_node)

@@ -7,6 +7,7 @@ named.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from vramplan.analytic.autograd import ops
@@ -15,6 +16,7 @@ from vramplan.analytic.layers import attention_kernels as kernels
 from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import heads_first_grads, rotary, temperatures
+from vramplan.analytic.layers.sequence_parallel import with_all_tokens
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
@@ -53,7 +55,9 @@ def attend(
         cached = ctx.cache is not None
         out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores, cached)
         return out.view(batch, length, heads * v.shape[-1]), weights
-    if ctx.attention == "flash":
+    if ctx.sequence_parallel > 1:
+        out = with_all_tokens(partial(flash_package, ctx=ctx), q, k, v, ctx.sequence_parallel)
+    elif ctx.attention == "flash":
         out = flash_package(q, k, v, ctx)
         out = ops.copy(out, "attention output made contiguous") if contiguous and not ctx.padded else out
     else:

@@ -74,6 +74,8 @@ class Context:
     """Whether the kernels of other packages compute layers without attention."""
     positions: Tensor | None = None
     padded: bool = False
+    sequence_parallel: int = 1
+    """GPUs that share the tokens."""
     causal: bool = False
     """Whether a token attends only to those before it."""
     attention_dropout: float = 0.0

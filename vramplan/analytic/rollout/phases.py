@@ -212,6 +212,11 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
     if job.runs_verl:
         yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY)
         if job.reference == "model":
+            if job.verl.reference_sequence_parallel is not None:
+                shared = {"sequence_parallel": job.verl.reference_sequence_parallel}
+                own = setting.job.model_copy(update={"verl": job.verl.model_copy(update=shared)})
+                setting = replace(setting, job=own)
+                record = simulate_scoring(setting, steps)
             scored = scored_step(step, setting, record, REFERENCE)
             yield ShardedScoring("reference", scored, REFERENCE, needs=())
         return

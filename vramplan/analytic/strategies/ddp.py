@@ -150,7 +150,7 @@ class Strategy:
 
     def prepare(self) -> None:
         """Wrap the model: DDP allocates its buckets."""
-        if self.job.data_parallel > 1:
+        if self.job.processes > 1:
             for bucket in ddp_first_buckets((weight.dtype, weight.num_bytes) for weight in self.step.trained):
                 self.first_buckets.append(self.record.allocate(bucket))
 
@@ -208,7 +208,7 @@ class Strategy:
 
         accelerate leaves that to the last micro-batch (1.15, accelerator.py: no_sync); a plain loop does not.
         """
-        if self.job.data_parallel > 1 and (self.is_last or self.job.loop == "plain"):
+        if self.job.processes > 1 and (self.is_last or self.job.loop == "plain"):
             self.has_reduced = True
             for bucket in ddp_buckets([weight.num_bytes for weight in self.step.trained]):
                 self.send("all_reduce", bucket.num_bytes, hidden=True)

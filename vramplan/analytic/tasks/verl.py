@@ -12,6 +12,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.log_probs import divided, token_entropies, token_log_probs
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.sequence_parallel import of_all_tokens
 from vramplan.analytic.layers.verl_head import fused_log_probs
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.verl_loss import policy_loss
@@ -34,7 +35,9 @@ def fused(net: Modules, setting: StepSpec, phase: str, batch: Batch, entropy: bo
         found = fused_log_probs(hidden, weight, labels, job.verl.fused_head or "", entropy)
     del hidden, labels
     tape.module = "loss"
-    return found
+    gpus, whole = job.verl.sequence_parallel, batch.inputs["input_ids"].num_elements
+    log_probs, entropies = found
+    return of_all_tokens(log_probs, gpus, whole), of_all_tokens(entropies, gpus, whole) if entropy else entropies
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
@@ -52,9 +55,13 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     labels = tape.empty((rows,), "int64", "ids rolled by one")
     scaled = divided(logits, setting.job.verl.logits)
     has_entropy = setting.job.verl.entropy  # of whose gradient the logits are a part, so that none overwrites them
+    gpus, whole = setting.job.verl.sequence_parallel, batch.inputs["input_ids"].num_elements
     log_probs = token_log_probs(scaled, labels, in_place=not has_entropy)
-    entropies = ops.copy(token_entropies(scaled), "entropies, padded") if has_entropy else None
+    entropies = token_entropies(scaled) if has_entropy else None
     del scaled, labels
+    log_probs = of_all_tokens(log_probs, gpus, whole)
+    if entropies is not None:
+        entropies = ops.copy(of_all_tokens(entropies, gpus, whole), "entropies, padded")
     log_probs = ops.copy(log_probs, "log-probabilities, padded")
     loss = policy_loss(log_probs, entropies)
     del log_probs, entropies, logits  # the model's output is named until the step's forward returns
@@ -68,4 +75,5 @@ def score(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     logits = own_logits(net, setting, phase, batch)
     net.tape.module = "loss"
     labels = net.tape.empty((logits.shape[0] * logits.shape[1],), "int64", "ids rolled by one")
-    return token_log_probs(divided(logits, setting.job.verl.logits), labels)
+    log_probs = token_log_probs(divided(logits, setting.job.verl.logits), labels)
+    return of_all_tokens(log_probs, setting.job.verl.sequence_parallel, batch.inputs["input_ids"].num_elements)

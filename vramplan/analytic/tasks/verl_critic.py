@@ -11,6 +11,7 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.batch import Batch, forward_pass
 from vramplan.analytic.layers.modules import Modules
+from vramplan.analytic.layers.sequence_parallel import of_all_tokens
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.encoded import encoded
 
@@ -43,5 +44,6 @@ def _values(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tuple[
         output = net.linear("score", hidden, 1, True, head=True)
         del hidden
     net.tape.module = "loss"
-    flat = output.view(output.num_elements)
+    whole = batch.inputs["input_ids"].num_elements
+    flat = of_all_tokens(output.view(output.num_elements), job.verl.sequence_parallel, whole)
     return flat if job.batches == "padded" else ops.copy(flat, "values, padded"), output

@@ -14,7 +14,7 @@ from vramplan.errors import ConfigError, UnsupportedError, VramplanError, settin
 from vramplan.frameworks.framework import Framework
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
-from vramplan.frameworks.readers import verl_actor, verl_fsdp, verl_rl
+from vramplan.frameworks.readers import verl_actor, verl_fsdp, verl_rl, verl_sequence
 from vramplan.frameworks.readers.trainer_arguments import lora_targets, num_launched_processes
 from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, read_batches
 from vramplan.frameworks.settings import ConfigReader
@@ -26,6 +26,7 @@ from vramplan.inputs.model_names import named_model
 PACKAGE, FIRST, NEWEST = "verl", "0.9.0", "0.9.1"
 LATER = "0.9.1"
 """The version from which on gradients are reduced, and logits divided, otherwise."""
+SHARED = f"engine.{verl_sequence.NAME}"
 HOST = ("engine.param_offload", "engine.optimizer_offload")
 """What the host keeps between steps; all of it is back on the GPU during a step (workers/engine/base.py)."""
 OLD_PROGRAM = "fsdp_sft_trainer"
@@ -56,7 +57,11 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
     refuse_unmodelled(config)
     _refuse_engine(config)
     gpus, sharded_by = _num_gpus(config, num_gpus), verl_fsdp.fsdp_version(config, "engine.strategy")
-    batches = read_batches(config, gpus)
+    shared = config.integer(SHARED, default=1)
+    verl_sequence.check_divides(config, SHARED, shared, gpus, removes_padding=True)
+    batches = read_batches(config, gpus // shared, shared)
+    own: dict[str, Any] = {"logits": "copied"} if not at_least(version, LATER) else {}
+    own |= {"sequence_parallel": shared} if shared > 1 else {}
     job: dict[str, Any] = {
         "loop": "plain",
         "optimizer": verl_fsdp.optimizer(config, "optim."),
@@ -70,7 +75,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
         | verl_fsdp.prefetching(config, "engine.", sharded_by),
         **_adapters(config),
         **verl_fsdp.dtypes(config, "engine."),
-        **({} if at_least(version, LATER) else {"verl": {"logits": "copied"}}),
+        **({"verl": own} if own else {}),
         **batches.job,
     }
     if job["method"] == "lora":

@@ -13,9 +13,9 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
-from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sglang
+from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sequence, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
-from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
+from vramplan.frameworks.readers.verl_batches import group_of, most_tokens, note_fullest, of_gpus
 from vramplan.frameworks.readers.verl_nearest import nearest_settings
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
@@ -29,6 +29,7 @@ from vramplan.frameworks.readers.verl_rl import (
     SECTION,
     STRATEGY,
 )
+from vramplan.frameworks.readers.verl_scoring import longest_text, refers, scored_tokens, scoring_keys
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
@@ -111,7 +112,10 @@ def _modelled(config: ConfigReader, framework_version: str | None) -> ParsedConf
 def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
     has_critic = verl_rl.has_critic(config)
     gpus, sharded_by = verl_rl.num_gpus(config), verl_fsdp.fsdp_version(config, STRATEGY)
-    batch = _by_tokens(config, gpus) if verl_rl.counts_tokens(config) else _by_samples(config, gpus)
+    shared = verl_sequence.of_actor(config, version)
+    verl_sequence.check_divides(config, verl_sequence.OWN, shared, gpus, removes_padding=not _pads(config, version))
+    read_batch = _by_tokens if verl_rl.counts_tokens(config) else _by_samples
+    batch = read_batch(config, gpus // shared, shared)
     if _pads(config, version):
         batch["batches"] = "padded"
     job: dict[str, Any] = {
@@ -144,9 +148,10 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         job |= {"offload": "all", "verl": job["verl"] | {"param_offload": False, "optimizer_offload": False}}
     if config.boolean(f"{MODEL}use_liger", default=False):
         job["fused_kernels"] = FUSED_KERNELS
-    if _refers(config):
+    if refers(config):
         job["reference"] = "adapters_off" if job["method"] == "lora" else "model"
     _note_defaults(config)
+    verl_sequence.note_unused(config, version)
     if not job.get("expandable_segments"):
         config.note(
             "doubt",
@@ -159,7 +164,11 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         _model(config),
         job,
         _names(config, batch)
-        | {"verl": _offloads(job["verl"], version) | _scoring_keys(config, job) | verl_sglang.eager_keys(job["verl"])},
+        | {
+            "verl": _offloads(job["verl"], version)
+            | scoring_keys(config, version, job)
+            | verl_sglang.eager_keys(job["verl"])
+        },
         config.notes,
         task="PPO" if has_critic else "GRPO",
         rows="packed" if batch["batches"] == "packed" else "samples",
@@ -196,6 +205,7 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
     yield from _not_fused(config, version)
+    yield from verl_sequence.not_modelled(config, version, refers(config))
     for name in (f"{FSDP}strategy", f"{REF}strategy"):
         if config.lowercase(name, default="fsdp") != config.lowercase(STRATEGY, default="fsdp") and config.has(name):
             yield str(config.unsupported(name, f"is not modelled yet beside another {STRATEGY}"))
@@ -203,18 +213,18 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
 
 
-def _by_samples(config: ConfigReader, gpus: int) -> dict[str, Any]:
-    """Samples without padding, in the worst case all of the longest.
+def _by_samples(config: ConfigReader, groups: int, shared: int) -> dict[str, Any]:
+    """Samples without padding, in the worst case all of the longest; of each group of `shared` GPUs.
 
     Raises:
         ConfigError: for a batch with which verl stops.
     """
-    length, mini = _longest(config), _mini_batch(config, gpus)
-    micro = verl_rl.micro_batch(config, length, gpus)
+    length, mini = longest_text(config), _mini_batch(config, groups)
+    micro = verl_rl.micro_batch(config, length, groups)
     if mini % micro:
         raise ConfigError(
-            f"{config.place(MICRO_BATCH)}: {micro} does not divide the {mini} samples of a GPU ({MINI_BATCH} x"
-            f" {GENERATIONS} over {gpus} GPUs): verl stops at that"
+            f"{config.place(MICRO_BATCH)}: {micro} does not divide the {mini} samples of {group_of(shared)}"
+            f" ({MINI_BATCH} x {GENERATIONS} over {groups * shared} GPUs): verl stops at that"
         )
     return {
         "batches": "unpadded",
@@ -224,19 +234,22 @@ def _by_samples(config: ConfigReader, gpus: int) -> dict[str, Any]:
     }
 
 
-def _by_tokens(config: ConfigReader, gpus: int) -> dict[str, Any]:
-    """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have."""
-    budget, longest = config.integer(BUDGET, default=16384), _longest(config)
-    total = _mini_batch(config, gpus) * longest
+def _by_tokens(config: ConfigReader, groups: int, shared: int) -> dict[str, Any]:
+    """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have.
+
+    A group of `shared` GPUs takes as many budgets, and each GPU its part (workers/engine/utils.py:
+    prepare_micro_batches).
+    """
+    budget, longest = shared * config.integer(BUDGET, default=16384), longest_text(config)
+    total = _mini_batch(config, groups) * longest
     if budget < longest:
-        config.note(
-            "warning", BUDGET, f"{budget:,} is less than a prompt with its response, {longest:,}: verl stops at one"
-        )
+        text = f"is less than a prompt with its response, {longest:,}: verl stops at one"
+        config.note("warning", BUDGET, f"{of_gpus(budget, shared)} {text}")
     elif budget < total:
-        note_fullest(config, BUDGET, min(total, most_tokens(budget, longest)))
+        note_fullest(config, BUDGET, ceil_div(min(total, most_tokens(budget, longest)), shared))
     return {
         "batches": "packed",
-        "sequence_length": min(budget, total),
+        "sequence_length": ceil_div(min(budget, total), shared),
         "micro_batch_size": 1,
         "gradient_accumulation_steps": ceil_div(total, budget),
     }
@@ -250,7 +263,8 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         logits = "undivided"
     return {
         "logits": logits,
-        "scored_tokens": _scored_tokens(config, batch),
+        "scored_tokens": scored_tokens(config, version, batch),
+        **_sharing(config, version),
         "entropy": _has_entropy(config, version),
         "param_offload": config.boolean(f"{FSDP}param_offload", default=False),
         "optimizer_offload": config.boolean(f"{FSDP}optimizer_offload", default=False),
@@ -259,6 +273,18 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
         **({"joins_rows": True} if batch["batches"] == "padded" and at_least(version, "0.8") else {}),
     }
+
+
+def _sharing(config: ConfigReader, version: str) -> dict[str, int]:
+    """The GPUs that share the actor's micro-batches, and the reference's if these are others."""
+    sizes = {"sequence_parallel": verl_sequence.of_actor(config, version)}
+    reference = verl_sequence.of_reference(config, version)
+    if refers(config) and not config.integer(f"{MODEL}lora_rank", default=0, least=0):
+        gpus = verl_rl.num_gpus(config)
+        verl_sequence.check_divides(config, verl_sequence.REFERENCE, reference, gpus, not _pads(config, version))
+        if reference != sizes["sequence_parallel"]:
+            return sizes | {"reference_sequence_parallel": reference}
+    return sizes if sizes["sequence_parallel"] > 1 else {}
 
 
 def _fused_head(config: ConfigReader) -> str:
@@ -321,50 +347,14 @@ def _critic(config: ConfigReader, version: str, gpus: int, is_on: bool) -> dict[
     if not is_on:
         return {}
     mini_batch = config.integer(MINI_BATCH, default=256)
-    return {"critic": verl_critic.read_critic(config, version, gpus, _longest(config), mini_batch)}
-
-
-def _scored_tokens(config: ConfigReader, batch: dict[str, Any]) -> int:
-    """Tokens of the largest forward that scores, the actor's or the reference's.
-
-    Raises:
-        ConfigError: if the actor's is not set, at which verl stops.
-    """
-    longest = _longest(config)
-    scored = max(_scorings(config, batch["batches"] == "packed").values())
-    return scored if batch["batches"] == "packed" else ceil_div(scored, longest) * longest
-
-
-def _scorings(config: ConfigReader, packed: bool) -> dict[str, int]:
-    """Tokens of a forward that scores, by the key that says so: the actor's and the reference's.
-
-    Raises:
-        ConfigError: if one is not set, at which verl stops.
-    """
-    found = {}
-    for section, scores in ((ROLLOUT, True), (REF, _refers(config))):
-        each, whole = (f"{section}log_prob_micro_batch_size{end}" for end in ("_per_gpu", ""))
-        tokens = f"{section}log_prob_max_token_len_per_gpu"
-        config.read_keys |= {each, whole, tokens, f"{section}log_prob_use_dynamic_bsz"}
-        if not scores:
-            continue
-        if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=packed):
-            found[tokens] = config.integer(tokens, default=config.integer(BUDGET, default=16384))
-        elif config.has(each) and not config.is_null(each):
-            found[each] = config.integer(each, default=1) * _longest(config)
-        elif config.has(whole) and not config.is_null(whole):
-            samples = ceil_div(config.integer(whole, default=1), verl_rl.num_gpus(config))
-            found[whole] = samples * _longest(config)
-        else:
-            raise ConfigError(f"{config.source.where}: {each} is not set: verl stops at that")
-    return found
+    return {"critic": verl_critic.read_critic(config, version, gpus, longest_text(config), mini_batch)}
 
 
 def _engine(config: ConfigReader, version: str, gpus: int) -> dict[str, Any]:
     """VLLM, whose longest text is the model's positions, before 0.7 a prompt with its response."""
     engine = verl_rl.engine(config, gpus)
     if "vllm_max_length" not in engine and not at_least(version, "0.7"):
-        engine["vllm_max_length"] = _longest(config)
+        engine["vllm_max_length"] = longest_text(config)
     return engine
 
 
@@ -372,13 +362,6 @@ def _reduces_each(config: ConfigReader, version: str) -> bool:
     """Whether gradients are reduced after every micro-batch; 0.9.0 always keeps them whole until the last."""
     keeps = config.boolean(f"{FSDP}use_no_sync_for_gradient_accumulation", default=False)
     return not at_least(version, "0.9") or (at_least(version, "0.9.1") and not keeps)
-
-
-def _refers(config: ConfigReader) -> bool:
-    """Whether a reference scores as well."""
-    return config.boolean(f"{ACTOR}use_kl_loss", default=False) or config.boolean(
-        "algorithm.use_kl_in_reward", default=False
-    )
 
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
@@ -391,22 +374,15 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
     return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, targets)}
 
 
-def _longest(config: ConfigReader) -> int:
-    """Tokens of a prompt with its response."""
-    return config.integer("data.max_prompt_length", default=512) + config.integer(
-        "data.max_response_length", default=512
-    )
-
-
-def _mini_batch(config: ConfigReader, gpus: int) -> int:
-    """Samples of a GPU for one update.
+def _mini_batch(config: ConfigReader, groups: int) -> int:
+    """Samples of a GPU, or of a group of GPUs that share them, for one update.
 
     Raises:
         ConfigError: if there are none.
     """
-    samples = config.integer(MINI_BATCH, default=256) * config.integer(GENERATIONS, default=1) // gpus
+    samples = config.integer(MINI_BATCH, default=256) * config.integer(GENERATIONS, default=1) // groups
     if samples < 1:
-        raise ConfigError(f"{config.place(MINI_BATCH)}: fewer samples than {gpus} GPUs: verl stops at that")
+        raise ConfigError(f"{config.place(MINI_BATCH)}: fewer samples than {groups} GPUs: verl stops at that")
     return samples
 
 
@@ -450,23 +426,6 @@ def _offloads(verl: dict[str, Any], version: str) -> dict[Verl, str]:
         return f"{verl_critic.offload_keys(version) if owner else FSDP}{own} True"
 
     return {settings: "; ".join(map(key, names.split())) for names, settings in Verl(**verl).offloads().items()}
-
-
-def _scoring_keys(config: ConfigReader, job: dict[str, Any]) -> dict[Verl, str]:
-    """The keys of fewer samples for each scoring, where samples are counted."""
-    if job["batches"] == "packed":
-        return {}
-    found, gpus = _scorings(config, packed=False), verl_rl.num_gpus(config)
-
-    def keys(tokens: int) -> str:
-        """What scores more now, each in its own unit: tokens, samples of a GPU, or samples of all."""
-        samples = tokens // job["sequence_length"]
-        units = {"log_prob_max_token_len_per_gpu": tokens, "log_prob_micro_batch_size": samples * gpus}
-        return "; ".join(
-            f"{key} {units.get(key.rpartition('.')[2], samples)}" for key, now in found.items() if now > tokens
-        )
-
-    return {verl: keys(verl.scored_tokens or 0) for verl in Verl(**job["verl"]).fewer_scored(job["sequence_length"])}
 
 
 def _model(config: ConfigReader) -> str:

@@ -30,24 +30,24 @@ class Batches:
     rows: Literal["samples", "packed"]
 
 
-def read_batches(config: ConfigReader, gpus: int) -> Batches:
-    """The micro-batches of each GPU.
+def read_batches(config: ConfigReader, groups: int, shared: int) -> Batches:
+    """The micro-batches of each group of `shared` GPUs.
 
     Raises:
         ConfigError: for a batch that verl cannot divide.
     """
-    samples = config.integer(GLOBAL, default=256) // gpus
+    samples = config.integer(GLOBAL, default=256) // groups
     if samples < 1:
-        raise ConfigError(f"{config.place(GLOBAL)}: fewer samples than {gpus} GPUs: a GPU would have none")
+        raise ConfigError(f"{config.place(GLOBAL)}: fewer samples than {groups} GPUs: a GPU would have none")
     for name, default in ((GLOBAL, 256), (LONGEST, 1024)):
         if not config.has(name):
             config.note("default", name, f"not set: {default:,}")
     longest = config.integer(LONGEST, default=1024)
     if config.boolean("data.use_dynamic_bsz", default=True):
         config.read_keys.add(SAMPLES)
-        return _by_tokens(config, samples, longest)
+        return _by_tokens(config, samples, longest, shared)
     config.read_keys.add(BUDGET)
-    return _by_samples(config, samples, longest, gpus)
+    return _by_samples(config, samples, longest, groups, shared)
 
 
 def most_tokens(budget: int, longest: int) -> int:
@@ -64,6 +64,16 @@ def most_tokens(budget: int, longest: int) -> int:
     return (budget + longest) * (LINEAR_WORK + longest) // LINEAR_WORK
 
 
+def group_of(shared: int) -> str:
+    """Whose samples and tokens are meant, in words: a GPU's, or those of GPUs that share them."""
+    return "a GPU" if shared == 1 else f"{shared} GPUs"
+
+
+def of_gpus(budget: int, shared: int) -> str:
+    """A budget of tokens in words."""
+    return f"{budget:,}" if shared == 1 else f"{budget:,} of {shared} GPUs"
+
+
 def note_fullest(config: ConfigReader, budget: str, tokens: int) -> None:
     """Say what a micro-batch may hold beyond its budget; a budget by ``--set`` is how one asks about that."""
     if config.place(budget).startswith("--set "):
@@ -77,16 +87,21 @@ def note_fullest(config: ConfigReader, budget: str, tokens: int) -> None:
     )
 
 
-def _by_tokens(config: ConfigReader, samples: int, longest: int) -> Batches:
-    """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have."""
+def _by_tokens(config: ConfigReader, samples: int, longest: int, shared: int) -> Batches:
+    """One packed row of the budget, or of all tokens if the budget holds more than a GPU's samples can have.
+
+    A group of `shared` GPUs takes as many budgets, and each GPU its part.
+    """
     budget = config.integer(BUDGET, default=8192)
     if not config.has(BUDGET):
         config.note("default", BUDGET, f"not set: {budget:,}")
+    budget *= shared
     if budget < longest:
         config.note(
             "warning",
             BUDGET,
-            f"{budget:,} is less than {LONGEST} {longest:,}: verl stops at the first sample that is longer than it",
+            f"{of_gpus(budget, shared)} is less than {LONGEST} {longest:,}: verl stops at the first sample that is"
+            " longer than it",
         )
         longest = budget
     total = samples * longest
@@ -95,8 +110,10 @@ def _by_tokens(config: ConfigReader, samples: int, longest: int) -> Batches:
     if config.boolean("engine.pad_to_length", default=False):
         bucket = config.integer("engine.pad_to_length_bucket", default=1024)
         tokens, fullest = round_up(tokens, bucket), round_up(fullest, bucket)
+    tokens, fullest = ceil_div(tokens, shared), ceil_div(fullest, shared)
     if steps == 1:
-        config.note("default", BUDGET, f"{budget:,} is never reached: {samples} samples of {longest:,} tokens a GPU")
+        text = f"is never reached: {samples} samples of {longest:,} tokens"
+        config.note("default", BUDGET, f"{of_gpus(budget, shared)} {text} {'a GPU' if shared == 1 else 'for them'}")
     else:
         note_fullest(config, BUDGET, fullest)
     if not allocator_settings(config, expandable=False):
@@ -114,13 +131,13 @@ def _by_tokens(config: ConfigReader, samples: int, longest: int) -> Batches:
     return Batches(job, {"sequence_length": BUDGET}, "packed")
 
 
-def _by_samples(config: ConfigReader, samples: int, longest: int, gpus: int) -> Batches:
+def _by_samples(config: ConfigReader, samples: int, longest: int, groups: int, shared: int) -> Batches:
     """Samples without padding, in the worst case all of the longest."""
     micro = config.integer(SAMPLES, default=4)
     if samples % micro:
         raise ConfigError(
-            f"{config.place(SAMPLES)}: {micro} does not divide the {samples} samples of a GPU ({GLOBAL} over {gpus}"
-            " GPUs), verl stops at that"
+            f"{config.place(SAMPLES)}: {micro} does not divide the {samples} samples of {group_of(shared)}"
+            f" ({GLOBAL} over {groups * shared} GPUs), verl stops at that"
         )
     if not config.has(SAMPLES):
         config.note("default", SAMPLES, f"not set: {micro}")
@@ -130,7 +147,7 @@ def _by_samples(config: ConfigReader, samples: int, longest: int, gpus: int) -> 
         "micro_batch_size": micro,
         "gradient_accumulation_steps": samples // micro,
     }
-    steps = dict.fromkeys(divisors(samples), f"{GLOBAL} {samples * gpus}")
+    steps = dict.fromkeys(divisors(samples), f"{GLOBAL} {samples * groups}")
     names: dict[str, KeyNames] = {
         "micro_batch_size": SAMPLES,
         "sequence_length": LONGEST,

@@ -11,7 +11,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers import verl_fsdp
+from vramplan.frameworks.readers import verl_fsdp, verl_sequence
 from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import ACTOR, GENERATIONS, MODEL
 from vramplan.frameworks.settings import ConfigReader
@@ -55,13 +55,8 @@ def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     if config.lowercase(STRATEGY, default="fsdp") not in verl_fsdp.VERSIONS:
         yield str(config.unsupported(STRATEGY, f"is not modelled yet; modelled: {', '.join(verl_fsdp.VERSIONS)}"))
     config.read_keys.add(f"{fsdp}strategy")  # the critic's own replaces it (workers/config/critic.py)
-    for name in (f"{CRITIC}ulysses_sequence_parallel_size", f"{fsdp}ulysses_sequence_parallel_size"):
-        if config.integer(name, default=1) > 1:
-            yield str(config.unsupported(name))
     padding = f"{CRITIC}model.use_remove_padding"
-    if not config.boolean(padding, default=at_least(version, "0.8")) and (
-        at_least(version, "0.8") or _counts_tokens(config)
-    ):
+    if _pads(config, version) and (at_least(version, "0.8") or _counts_tokens(config)):
         yield f"{config.place(padding)}: {padding} is off, so rows are padded, which is not modelled with token budgets"
     if not config.has(OWN_MODEL):
         yield f"{config.source.where}: {OWN_MODEL} is not set: verl loads ~/models/deepseek-llm-7b-chat then; give it"
@@ -92,7 +87,10 @@ def read_critic(config: ConfigReader, version: str, gpus: int, longest: int, min
     verl_fsdp.attention(config, f"{CRITIC}model.")
     checkpointing = config.boolean(f"{CRITIC}model.enable_gradient_checkpointing", default=True)
     prompts = config.integer(f"{CRITIC}ppo_mini_batch_size", default=mini_batch)
-    samples = prompts * config.integer(GENERATIONS, default=1) // gpus
+    shared = verl_sequence.of_critic(config, version, fsdp)
+    key = verl_sequence.CRITIC if config.has(verl_sequence.CRITIC) else f"{fsdp}{verl_sequence.NAME}"
+    verl_sequence.check_divides(config, key, shared, gpus, removes_padding=not _pads(config, version))
+    samples = prompts * config.integer(GENERATIONS, default=1) // (gpus // shared)
     if samples < 1:
         raise ConfigError(f"{config.place(f'{CRITIC}ppo_mini_batch_size')}: fewer samples than {gpus} GPUs")
     return {
@@ -104,7 +102,8 @@ def read_critic(config: ConfigReader, version: str, gpus: int, longest: int, min
         **({"offload_policy": True} if offloads else {}),
         "param_offload": config.boolean(f"{fsdp}param_offload", default=False) and not offloads,
         "optimizer_offload": config.boolean(f"{fsdp}optimizer_offload", default=False) and not offloads,
-        **_batch(config, version, gpus, longest, samples),
+        **({"sequence_parallel": shared} if shared > 1 else {}),
+        **_batch(config, version, gpus // shared, shared, longest, samples),
     }
 
 
@@ -122,59 +121,75 @@ def _counts_tokens(config: ConfigReader) -> bool:
     return config.boolean(f"{CRITIC}use_dynamic_bsz", default=config.boolean(f"{ACTOR}use_dynamic_bsz", default=False))
 
 
-def _batch(config: ConfigReader, version: str, gpus: int, longest: int, samples: int) -> dict[str, Any]:
-    """Its micro-batches. From 0.8 on they are always as many samples as a budget holds: nobody hands on a number."""
+def _batch(config: ConfigReader, version: str, groups: int, shared: int, longest: int, samples: int) -> dict[str, Any]:
+    """Its micro-batches, of each group of `shared` GPUs.
+
+    From 0.8 on they are always as many samples as a budget holds: nobody hands on a number.
+    """
     if at_least(version, "0.8"):
         for name in (MICRO_BATCH, f"{CRITIC}ppo_micro_batch_size"):
             if config.has(name):
                 text = f"is not used from verl 0.8 on: its micro-batches have {MOST_TOKENS:,} tokens, or {INFERRED}"
                 config.note("warning", name, text)
-        inferred = config.integer(INFERRED, default=MOST_TOKENS)
-        trained = inferred if at_least(version, "0.9.1") else config.integer(BUDGET, default=MOST_TOKENS)
+        inferred, key = config.integer(INFERRED, default=MOST_TOKENS), INFERRED
+        if not at_least(version, "0.9.1"):  # trainer/ppo/v1/trainer_base.py: critic_cfg.engine.max_token_len_per_gpu
+            key = BUDGET
+        elif config.has(BUDGET) and config.integer(BUDGET, default=MOST_TOKENS) != inferred:
+            text = f"is not used from verl 0.9.1 on: its micro-batches have {inferred:,} tokens, by {INFERRED}"
+            config.note("warning", BUDGET, text)
+        trained = config.integer(key, default=MOST_TOKENS)
         config.read_keys |= {BUDGET, f"{CRITIC}use_dynamic_bsz"}
-        return _by_tokens(config, trained, inferred, longest, samples)
+        return _by_tokens(config, key, trained, inferred, shared, longest, samples)
     if _counts_tokens(config):
         trained = config.integer(BUDGET, default=MOST_TOKENS)
         config.read_keys.add(MICRO_BATCH)
         inferred = config.integer(f"{CRITIC}forward_max_token_len_per_gpu", default=trained)
-        return _by_tokens(config, trained, inferred, longest, samples)
-    micro = _rows(config, "ppo", gpus)
+        return _by_tokens(config, BUDGET, trained, inferred, shared, longest, samples)
+    micro = _rows(config, "ppo", groups)
     if micro is None:
         raise ConfigError(f"{config.source.where}: {MICRO_BATCH} is not set: verl stops at that")
     if samples % micro:
         raise ConfigError(
             f"{config.place(MICRO_BATCH)}: {micro} does not divide the {samples} samples of a GPU: verl stops at that"
         )
-    padded = not config.boolean(f"{CRITIC}model.use_remove_padding", default=False)
     return {
-        "batches": "padded" if padded else "unpadded",
+        "batches": "padded" if _pads(config, version) else "unpadded",
         "sequence_length": longest,
         "micro_batch_size": micro,
         "gradient_accumulation_steps": samples // micro,
-        "scored_tokens": (_rows(config, "forward", gpus) or micro) * longest,
+        "scored_tokens": (_rows(config, "forward", groups) or micro) * longest,
     }
 
 
-def _by_tokens(config: ConfigReader, trained: int, inferred: int, longest: int, samples: int) -> dict[str, Any]:
-    """Packed rows of the budgets, or of all tokens if there are not as many."""
-    total = samples * longest
+def _by_tokens(
+    config: ConfigReader, key: str, trained: int, inferred: int, shared: int, longest: int, samples: int
+) -> dict[str, Any]:
+    """Packed rows of the budgets, or of all tokens if there are not as many: each GPU's part.
+
+    `key` is that of the budget of an update.
+    """
+    total, trained = samples * longest, trained * shared
     if trained < total:
-        key = BUDGET if config.has(BUDGET) else INFERRED
-        note_fullest(config, key, min(total, most_tokens(trained, longest)))
+        note_fullest(config, key, ceil_div(min(total, most_tokens(trained, longest)), shared))
     return {
         "batches": "packed",
-        "sequence_length": min(trained, total),
+        "sequence_length": ceil_div(min(trained, total), shared),
         "gradient_accumulation_steps": ceil_div(total, trained),
-        "scored_tokens": min(inferred, total),
+        "scored_tokens": ceil_div(min(inferred * shared, total), shared),
     }
 
 
-def _rows(config: ConfigReader, kind: str, gpus: int) -> int | None:
-    """Samples of a GPU's micro-batch, of ``ppo`` (the update) or ``forward`` (values); None if not set."""
+def _pads(config: ConfigReader, version: str) -> bool:
+    """Whether its rows are padded."""
+    return not config.boolean(f"{CRITIC}model.use_remove_padding", default=at_least(version, "0.8"))
+
+
+def _rows(config: ConfigReader, kind: str, groups: int) -> int | None:
+    """Samples of a micro-batch, of ``ppo`` (the update) or ``forward`` (values); None if not set."""
     each, whole = f"{CRITIC}{kind}_micro_batch_size_per_gpu", f"{CRITIC}{kind}_micro_batch_size"
     if config.has(each):
         return config.integer(each, default=1)
-    return max(1, config.integer(whole, default=1) // gpus) if config.has(whole) else None
+    return max(1, config.integer(whole, default=1) // groups) if config.has(whole) else None
 
 
 def _model(config: ConfigReader) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.frameworks.readers import verl_critic, verl_rl
+from vramplan.frameworks.readers import verl_critic, verl_rl, verl_sequence
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigValue
 
 MOST = 4
@@ -52,8 +52,7 @@ def _values(config: ConfigReader, only: Mapping[str, str]) -> Iterator[tuple[str
         f"{verl_rl.ROLLOUT}name": "vllm",
         **dict.fromkeys((verl_rl.STRATEGY, verl_critic.STRATEGY, f"{verl_rl.REF}strategy"), sharded),
         f"{verl_rl.ACTOR}fsdp_config.strategy": sharded,
-        **dict.fromkeys(verl_rl.sequence_parallel_keys(), "1"),
-        f"{critic}ulysses_sequence_parallel_size": "1",
+        verl_sequence.REFERENCE: str(config.integer(verl_sequence.OWN, default=1)),
         **dict.fromkeys((f"{verl_rl.MODEL}use_remove_padding", f"{critic}model.use_remove_padding"), "True"),
         **dict.fromkeys((f"{section}.enable" for section in verl_rl.REWARD_MODELS), "False"),
         **only,

@@ -185,15 +185,6 @@ def named(config: ConfigReader) -> Iterator[str]:
     rollout = f"{ROLLOUT}name"
     if config.lowercase(rollout, default="vllm") not in ENGINES:
         yield str(config.unsupported(rollout, f"is not modelled yet; modelled: {', '.join(ENGINES)}"))
-    for name in sequence_parallel_keys():
-        if config.integer(name, default=1) > 1:
-            yield str(config.unsupported(name, f"is not modelled yet; modelled: 1 (--set {name}=1 answers for that)"))
-
-
-def sequence_parallel_keys() -> list[str]:
-    """How the actor and the reference spell the GPUs that share a text (Ulysses)."""
-    parts = [f"{section}{inner}" for section in (ACTOR, REF) for inner in ("", "fsdp_config.")]
-    return [f"{part}ulysses_sequence_parallel_size" for part in parts]
 
 
 def _budget_text(config: ConfigReader, model: str) -> str:

@@ -17,6 +17,7 @@ from vramplan.render.figures import (
     gib,
     in_short,
     parts,
+    replicas,
     room_gib,
     sentence,
     significant,
@@ -105,7 +106,7 @@ def facts(estimate: Estimate, room: tuple[str, str, str]) -> str:
     product = '<span class="x">×</span>'.join(str(factor) for factor in factors)
     listed = [
         ("Plan", f"{product}<span class=\"x\">=</span>{job.global_batch_size:,}",
-         "micro-batch × accumulation × GPUs = global batch"),
+         f"micro-batch × accumulation × {replicas(job)} = global batch"),
         room,
         ("Optimizer step", *_time(estimate)),
     ]  # fmt: skip
