@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_path, from_words
 from vramplan.planner.check import check, read
 
@@ -114,3 +114,14 @@ def test_an_unknown_reward_model_is_not_asked_for_by_the_policys_option(tmp_path
     script.write_text(SWITCHES.replace("[len]", '"./scorer/last"').replace("score(policy)\n", ""))
     with pytest.raises(ConfigError, match="which model it is; give set=reward_model=MODEL"):
         check(script, gpu="24GB")
+
+
+def test_a_recipe_of_grpo_is_not_the_alignment_handbooks(tmp_path: Path) -> None:
+    """Forks keep its keys of data sets; it has no script of GRPO."""
+    recipe = tmp_path / "grpo.yaml"
+    recipe.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-1.5B\ndataset_configs: [train]\nnum_generations: 8\nuse_vllm: false\n"
+        "max_prompt_length: 512\nmax_completion_length: 1024\nreward_funcs: [accuracy]\n"
+    )
+    with pytest.raises(UnsupportedError, match=r"no script of GRPO; .* give framework=trl task=grpo"):
+        check(recipe, gpu="24GB")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Program
 from vramplan.frameworks.parsed_config import ParsedConfig
-from vramplan.frameworks.readers import trl
+from vramplan.frameworks.readers import trl, trl_trainers
 from vramplan.frameworks.readers.trainer_arguments import eval_batch_size
 from vramplan.frameworks.settings import ConfigReader
 
@@ -26,8 +26,14 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     """The job of a recipe; `framework_version` is TRL's.
 
     Raises:
-        UnsupportedError: for preference training by TRL 0.9.6, as up to 0.3.
+        UnsupportedError: for preference training by TRL 0.9.6, as up to 0.3, and for tasks that it has no script of.
     """
+    task = trl_trainers.task_of(config)
+    if task not in (None, "dpo", "orpo"):
+        raise UnsupportedError(
+            f"{config.source.where}: alignment-handbook has no script of {task.upper()}; if TRL's trainer takes this"
+            f" file, give {setting('framework', 'trl')} {setting('task', task)}"
+        )
     is_former = config.source.program.endswith((*FORMER_SCRIPTS, *FORMER_PREFERENCES)) or bool(
         FORMER & config.source.settings.keys()
     )
