@@ -55,7 +55,7 @@ def test_what_the_recipe_does_not_do(settings: dict[str, Any], said: str) -> Non
     ("more", "said"),
     [
         ({"recipe": "full_finetune_single_device"}, "does not train with"),
-        ({"recipe": "lora_dpo_distributed"}, "--strategy fsdp --loss standard"),
+        ({"recipe": "lora_dpo_distributed"}, "say how many: tune run --nproc_per_node 2"),
         ({"recipe": "lora_dpo_single_device", "loss._component_": "torchtune.rlhf.loss.SimPOLoss"}, "not modelled"),
     ],
 )
