@@ -104,11 +104,11 @@ def test_recipes_of_torchtune(recipe: str, what: str) -> None:
 
 
 def test_torchtune_on_several_gpus_is_distributed() -> None:
-    path = Path(__file__).parent / "configs/torchtune/full.yaml"
+    path = Path(__file__).parent / "configs/torchtune/lora.yaml"
     alone, sharded = (read(from_path(path, None, {}), count) for count in (1, 4))
     assert alone.job["num_gpus"] == 1
     assert (sharded.job["strategy"], sharded.job["num_gpus"]) == ("fsdp", 4)
-    assert any("full_finetune_distributed, 4 GPUs, is taken" in note.text for note in sharded.notes)
+    assert any("lora_finetune_distributed, 4 GPUs, is taken" in note.text for note in sharded.notes)
 
 
 def test_unsloth_flags_go_before_the_file(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any], dict[str, Any], d
     (QWEN, SECTIONS, ROOT, {"method": "lora"}),
     (UNTIED, SECTIONS, ALONE, {"method": "full", "offload": "all"}),
     (UNTIED, DPO, ROOT, {"method": "full", "offload": "all"}),
+    (QWEN, DPO, ROOT, {"method": "full", "num_gpus": 3}),
+    (UNTIED, SECTIONS, ALONE, {"method": "full", "micro_batch_size": 1, "num_gpus": 3}),
 )  # fmt: skip
 
 

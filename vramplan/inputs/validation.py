@@ -89,6 +89,15 @@ def _is_run_by_torchtune(job: Job) -> bool:
 
 STRATEGY_RULES = (
     Rule(
+        lambda job: (
+            job.layers_of == "torchtune"
+            and job.strategy == "fsdp"
+            and job.optimizer not in ("adamw_torch_fused", "adamw_torch", "sgd", "sgd_momentum")
+        ),
+        UNSUPPORTED,
+        "{optimizer} on weights that torchtune shards was not compared with a run; use {optimizer=adamw_torch_fused}",
+    ),
+    Rule(
         lambda job: job.layers_of == "torchtune" and not _is_run_by_torchtune(job),
         UNSUPPORTED,
         "layers_of torchtune is modelled for {loop=plain}, {autocast=none} and {quantize=none}, on one GPU or on"

@@ -278,7 +278,7 @@ def write(model: str, job: Job) -> ConfigText:
     for_torchtune = setting("for_framework", "torchtune")
     if job.num_gpus > 1:
         raise UnsupportedError(
-            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are modelled"
+            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are written"
         )
     refuse_unwritable("torchtune", job)
     if job.quantize != "none":

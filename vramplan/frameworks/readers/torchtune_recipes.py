@@ -127,18 +127,22 @@ def sharded_fields(config: ConfigReader, recipe: Recipe, model: str, num_gpus: i
             f"{config.place('recipe')}: {recipe.name} shards the model over several GPUs; say how many: tune run"
             f" --nproc_per_node 2, or {setting('num_gpus', 2)}"
         )
-    reshards = config.boolean("fsdp_reshard_after_forward", default=True)
+    optimizer = str(config.string("optimizer._component_") or "")
+    if optimizer.startswith("bitsandbytes"):
+        raise config.unsupported(
+            "optimizer._component_", "on sharded weights was not compared with a run; torch.optim.AdamW was"
+        )
     fsdp = {
         "wraps_embeddings": _shards_alone(config, model),
-        "reshard_after_forward": reshards,
+        "reshard_after_forward": config.boolean("fsdp_reshard_after_forward", default=True),
         "sync_each_batch": True,
     }
-    if reshards:
+    if fsdp["reshard_after_forward"] and not fsdp["wraps_embeddings"]:
         of_reference = ", those of the reference for good" if recipe.prefers and recipe.method == "full" else ""
         config.note(
             "doubt",
             "recipe",
-            "as PyTorch runs it from 2.8 on: before, weights outside of the layers stay gathered until the next"
+            "is counted as PyTorch runs it from 2.8 on; before, embedding and head stay gathered until the next"
             f" backward{of_reference}",
         )
     offload = {"offload": "all"} if config.boolean("fsdp_cpu_offload", default=False) else {}
