@@ -37,7 +37,7 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
 
 def test_peaks_agree_with_torchtune() -> None:
     errors = [error for row in RECORDED for error in errors_of(row).values()]
-    assert len(RECORDED) >= 20
+    assert len(RECORDED) >= 23
     assert max(errors) <= WORST
     assert median(errors) <= MEDIAN
 
@@ -86,7 +86,6 @@ def test_gpus_of_the_machine_choose_the_recipe() -> None:
         (("lora_finetune_distributed", "dpo.yaml", TWO), "does not train with torchtune.rlhf.loss.DPO"),
         (("lora_dpo_distributed", "lora.yaml", TWO), "is no loss of lora_dpo_distributed"),
         (("full_dpo_distributed", "full_dpo.yaml", TWO, "loss._component_=torchtune.rlhf.loss.SimPOLoss"), "modelled"),
-        (("full_dpo_distributed", "full_dpo.yaml", TWO, "enable_activation_checkpointing=False"), "up to 9 % more"),
         ((*SHARDED, "custom_sharded_layers=[output]"), "or none"),
         ((*SHARDED, "model._component_=torchtune.models.llama3_2.llama3_2_1b"), "leave it out"),
         ((*SHARDED, "tensor_parallel_dim=2"), "tensor_parallel_dim"),
@@ -130,7 +129,7 @@ def test_a_command_is_answered() -> None:
 def test_jobs_that_torchtune_does_not_run(settings: dict[str, Any]) -> None:
     job = SHARED | {"fsdp": {"sync_each_batch": True}, "method": "lora", "loss": "sections"} | settings
     with pytest.raises(
-        VramplanError, match="layers_of torchtune is modelled for|that torchtune shards was not compared"
+        VramplanError, match=r"layers_of torchtune is modelled for|that torchtune shards was not compared"
     ):
         estimate("llama-3.2-1b", "h100", **job)
 
@@ -146,4 +145,4 @@ def test_layers_of_adapters_hold_a_table_each() -> None:
     own, theirs = (
         estimate("mistral-7b-v0.1", "h100", **job | {"layers_of": name}) for name in ("torchtune", "transformers")
     )
-    assert own.peak_allocated_bytes - theirs.peak_allocated_bytes == pytest.approx(32 * 16 * 2**20, rel=0.01)
+    assert own.peak_allocated_bytes - theirs.peak_allocated_bytes == pytest.approx(32 * 16 * 2**20, rel=0.02)

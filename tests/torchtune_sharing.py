@@ -52,6 +52,9 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any], dict[str, Any], d
     (UNTIED, SECTIONS, ALONE, {"method": "full", "offload": "all"}),
     (UNTIED, DPO, ROOT, {"method": "full", "offload": "all"}),
     (QWEN, DPO, ROOT, {"method": "full", "num_gpus": 3}),
+    (UNTIED, SECTIONS, ROOT, {"method": "lora", "checkpointing": "none", "sequence_length": 1000}),
+    (UNTIED, SECTIONS, ROOT, {"method": "full", "checkpointing": "none", "sequence_length": 1000}),
+    (QWEN, DPO, ROOT, {"method": "full", "checkpointing": "none"}),
     (UNTIED, SECTIONS, ALONE, {"method": "full", "micro_batch_size": 1, "num_gpus": 3}),
 )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """torchtune: ``tune run RECIPE --config FILE`` and its YAML (0.6.1; recipes/, torchtune/models).
 
-The model's code is its own: it is estimated by transformers' class of the same model. Its models traced side by side
-(Llama 2, 3.1, 3.2, Mistral, Qwen2.5, full and LoRA, with activation checkpointing) agree within 2 % of the allocated
-bytes; the others are refused.
+The model's code is its own: it is estimated by transformers' class of the same model, with what torchtune's Llama,
+Mistral and Qwen2 do otherwise (`layers_of`); the others are refused.
 """
 
 from __future__ import annotations
@@ -154,7 +153,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }
     if method == "lora":
         job |= _adapters(config) | {"lora_dtype": job["dtype"]}
-    _note_own_layers(config, method, checkpointing)
     if config.has("tokenizer.max_seq_len"):
         job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
     if config.boolean("dataset.packed", default=False):
@@ -246,27 +244,6 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
         "lora_dropout": config.number("model.lora_dropout", default=0.0),
         "lora_targets": None if set(targets) == {*ATTENTION, *MLP} else targets,
     }
-
-
-def _note_own_layers(config: ConfigReader, method: str, checkpointing: str) -> None:
-    """Note how much more torchtune's layers keep than transformers', as traced with 0.6.1's Llama 3.1.
-
-    Its attention copies keys and values for every query head (modules/attention.py), and norms that train keep their
-    fp32 output (modules/rms_norm.py): 5 to 9 % of the reserved peak without checkpointing, of LoRA 3 to 6 %.
-    """
-    if checkpointing == "none" and method == "full":
-        raise UnsupportedError(
-            f"{config.place('enable_activation_checkpointing')}: enable_activation_checkpointing is off: torchtune's"
-            " own layers then keep up to 9 % more than transformers', which is not modelled yet"
-        )
-    if checkpointing == "full":
-        config.note("default", "", "its own layers are estimated by transformers' (within 2 % in traces)")
-    else:
-        config.note(
-            "warning",
-            "enable_activation_checkpointing",
-            "is off: torchtune's own layers keep 3 to 6 % more than is counted here, where heads are grouped",
-        )
 
 
 def write(model: str, job: Job) -> ConfigText:
