@@ -298,7 +298,7 @@ FULL = {
 @pytest.mark.parametrize("name", FULL)
 def test_advice_is_in_the_frameworks_words(name: str) -> None:
     """No row says what only our own command line knows; a variable of the environment is said as one."""
-    cards = 1 if name in ("script", "torchtune") else 2  # whose recipe for several is refused
+    cards = 1 if name in ("script", "torchtune") else 2  # whose 8-bit optimizer is refused on several
     found = check.check(FOLDER / FULL[name], "rtx3060", num_gpus=cards, model="Qwen/Qwen2.5-14B", sequence_length=4096)
     of_calls = {"offload_optimizer", "zero_optimization", "model", "load_in_4bit", "quantization_config"}
     known = known_keys(found.reading.framework) | of_calls

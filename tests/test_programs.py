@@ -94,8 +94,7 @@ def test_sft_vlm_cuts_nothing() -> None:
 @pytest.mark.parametrize(
     ("recipe", "what"),
     [
-        ("--nproc_per_node 4 full_finetune_distributed --config llama3/8B_full", "shards by FSDP"),
-        ("lora_dpo_distributed --config llama3_1/8B_lora_dpo", "preference training by FSDP"),
+        ("--nproc_per_node 4 knowledge_distillation_distributed --config llama3_2/8B_to_1B_KD", "is distillation"),
         ("recipes/qat_distributed.py --config x.yaml", "quantization-aware"),
     ],
 )
@@ -105,10 +104,11 @@ def test_recipes_of_torchtune(recipe: str, what: str) -> None:
 
 
 def test_torchtune_on_several_gpus_is_distributed() -> None:
-    path = Path(__file__).parent / "configs/torchtune/full.yaml"
-    assert read(from_path(path, None, {}), 1).job["num_gpus"] == 1
-    with pytest.raises(UnsupportedError, match="4 GPUs: torchtune's full_finetune_distributed shards by FSDP"):
-        read(from_path(path, None, {}), 4)
+    path = Path(__file__).parent / "configs/torchtune/lora.yaml"
+    alone, sharded = (read(from_path(path, None, {}), count) for count in (1, 4))
+    assert alone.job["num_gpus"] == 1
+    assert (sharded.job["strategy"], sharded.job["num_gpus"]) == ("fsdp", 4)
+    assert any("lora_finetune_distributed, 4 GPUs, is taken" in note.text for note in sharded.notes)
 
 
 def test_unsloth_flags_go_before_the_file(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def not_compared(job: Job) -> list[str]:
         return [
             "OpenRLHF's loops were compared with runs on one GPU; DeepSpeed's share is that of other trainers' runs"
         ]
+    if job.layers_of == "torchtune":  # two emulated GPUs
+        return []
     sharded = job.strategy == "zero3" or (job.strategy == "fsdp" and job.fsdp.version == 2)
     if job.task not in ("dpo", "kto") or not sharded:
         return []

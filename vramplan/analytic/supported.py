@@ -22,6 +22,9 @@ from vramplan.inputs.tasks import has_language_head
 from vramplan.inputs.validation import are_linear, check_card, check_spec
 from vramplan.memory.optimizers import check_optimizer, optimizer_of
 
+OF_TORCHTUNE = ("llama", "mistral", "qwen2")
+"""Models whose layers as torchtune writes them were compared with runs."""
+
 
 def check_modelled(job: Job) -> None:
     """Check the settings that are the same for all architectures.
@@ -59,6 +62,11 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     """
     check_spec(spec)
     architecture, config = model.architecture, model.config
+    if job.layers_of == "torchtune" and spec.model_type not in OF_TORCHTUNE:
+        raise UnsupportedError(
+            f"{setting('layers_of', 'torchtune')}: its {spec.model_type} is not modelled; modelled:"
+            f" {', '.join(OF_TORCHTUNE)}"
+        )
     if job.task in TRL_TASKS and architecture.decoder is None:
         raise UnsupportedError(
             f"{setting('task', job.task)}: {spec.model_type} is no causal language model, which TRL's trainer is"

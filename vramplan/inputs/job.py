@@ -306,6 +306,9 @@ class Job(Record):
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""
     loop: Loop = "trainer"
     """The training loop: transformers' Trainer with accelerate, or a plain loop that keeps only the loss."""
+    layers_of: Literal["transformers", "torchtune"] = "transformers"
+    """Whose model it is. torchtune's copies keys and values for every query head, keeps norms in fp32 and holds tables
+    of all positions; with `loop` plain, and FSDP 2 as its recipes call it."""
     keeps_outputs: bool = False
     """Plain loop: whether the model's outputs live until a micro-batch's backward is over, as in NeMo Automodel: the
     logits and, without checkpointing and packed rows, every layer's keys and values: `use_cache` stays on."""

@@ -29,7 +29,8 @@ class Fsdp(Record):
     host."""
     wraps_embeddings: bool = renamed("wraps_embeddings", True)
     """Version 2: whether embedding and output head are separate fully_shard groups, as in accelerate 1.15, or part of
-    the root group, which stays gathered from its forward to the end of its backward (axolotl)."""
+    the root group, which stays gathered from its forward to the end of its backward (axolotl). Of torchtune: whether
+    ``custom_sharded_layers`` names both."""
     backward_prefetch: Literal["none", "pre", "post"] = "none"
     """When version 1 gathers the next layer: before a layer's backward, or after it. Version 2 always does so
     before."""
@@ -43,8 +44,8 @@ class Fsdp(Record):
     replicas: int = field(default=1, gt=0)
     """Version 1, HYBRID_SHARD: number of groups of GPUs, usually nodes, that each hold a full set of shards."""
     sync_each_batch: bool = False
-    """Version 1 and verl's version 2: whether gradients are reduced after every micro-batch, not whole until the last
-    (accelerate's ``sync_each_batch``; verl but for 0.9.0)."""
+    """Version 1, and version 2 of verl and torchtune: whether gradients are reduced after every micro-batch, not whole
+    until the last (accelerate's ``sync_each_batch``; verl but for 0.9.0; torchtune always)."""
     forward_prefetch: bool = False
     """verl's version 2: whether the next layer is gathered as a layer's forward begins."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job
+from vramplan.inputs.job import Job, own_reference
 from vramplan.inputs.job_values import GENERATING, REFERRING, ROLLOUTS, Loss
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
@@ -18,8 +18,6 @@ ODDS = ("orpo", "cpo", "simpo")
 """Those without a reference."""
 LOSS_OUTSIDE = (*TRL_TASKS, "embedding", "reranker", "generative_reranker")
 """Tasks whose trainer computes the loss from what the model returns."""
-OWN_REFERENCE = (None, "adapters_off")
-"""References of a trainer that takes the model without adapters."""
 CONCATENATED: tuple[Loss, ...] = ("concatenated_states", "concatenated")
 """Those of TRL before 0.29."""
 OF_FRAMEWORKS: dict[Loss, str] = {
@@ -64,6 +62,16 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
 def is_preference(job: Job) -> bool:
     """Whether one of TRL's preference trainers runs the job."""
     return job.task in PREFERENCE
+
+
+def _takes_own_reference(job: Job) -> bool:
+    """Whether the reference is the model without adapters, or a second one if it has none."""
+    return job.reference in (None, own_reference(job.method))
+
+
+def is_sharded_by_torchtune(job: Job) -> bool:
+    """Whether one of torchtune's recipes for several GPUs runs the job."""
+    return job.strategy == "fsdp" and job.layers_of == "torchtune"
 
 
 def drops_nothing(job: Job) -> bool:
@@ -166,16 +174,20 @@ TASK_RULES = (
         "{strategy} with {loss} is not modelled: OpenRLHF runs DeepSpeed; use {strategy=zero2}",
     ),
     Rule(
-        lambda job: job.loss == "scaled_log_softmax" and (job.method == "full" or job.num_gpus > 1),
+        lambda job: (
+            job.loss == "scaled_log_softmax"
+            and (job.method == "full" or job.num_gpus > 1)
+            and not is_sharded_by_torchtune(job)
+        ),
         UNSUPPORTED,
-        "{loss} is modelled for adapters on one GPU, as torchtune's lora_dpo_single_device; use {method=lora} and"
-        " {num_gpus=1}",
+        "{loss} is modelled for adapters on one GPU, as torchtune's lora_dpo_single_device, and as its recipes on"
+        " several shard the model (layers_of torchtune); use {method=lora} and {num_gpus=1}",
     ),
     Rule(
-        lambda job: job.loss == "scaled_log_softmax" and (job.autocast != "none" or job.reference not in OWN_REFERENCE),
+        lambda job: job.loss == "scaled_log_softmax" and (job.autocast != "none" or not _takes_own_reference(job)),
         UNSUPPORTED,
-        "{loss} runs without autocast and with the model without adapters as reference; use {autocast=none} and"
-        " {reference=adapters_off}",
+        "{loss} runs without autocast and with the model without adapters as reference, if there are any; use"
+        " {autocast=none} and {reference=adapters_off}",
     ),
     *(
         Rule(
@@ -280,7 +292,11 @@ TASK_RULES = (
         "samples of several lengths with {task} are not modelled yet; give {sequence_length} of the longest",
     ),
     Rule(
-        lambda job: is_preference(job) and (job.strategy in ("device_map", "zero0") or job.offload != "none"),
+        lambda job: (
+            is_preference(job)
+            and (job.strategy in ("device_map", "zero0") or job.offload != "none")
+            and not is_sharded_by_torchtune(job)
+        ),
         UNSUPPORTED,
         "{strategy} {offload} with {task} is not modelled yet; use {strategy=zero2} and {offload=none}",
     ),

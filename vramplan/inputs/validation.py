@@ -75,11 +75,34 @@ LOOP_RULES = (
 
 
 def _is_own_fsdp2(job: Job) -> bool:
-    """Whether FSDP 2 shards the job as accelerate sets it up, and not verl."""
-    return job.strategy == "fsdp" and job.fsdp.version == 2 and job.loss != "log_probs"
+    """Whether FSDP 2 shards the job as accelerate sets it up, and neither verl nor torchtune."""
+    is_own = job.loss != "log_probs" and job.layers_of == "transformers"
+    return job.strategy == "fsdp" and job.fsdp.version == 2 and is_own
+
+
+def _is_run_by_torchtune(job: Job) -> bool:
+    """Whether one of torchtune's recipes may run the job, on one GPU or sharded."""
+    is_sharded = job.strategy == "fsdp" and job.fsdp.version == 2 and job.fsdp.sync_each_batch and job.num_gpus > 1
+    is_alone = job.strategy == "ddp" and job.num_gpus == 1
+    return job.loop == "plain" and (job.autocast, job.quantize) == ("none", "none") and (is_sharded or is_alone)
 
 
 STRATEGY_RULES = (
+    Rule(
+        lambda job: (
+            job.layers_of == "torchtune"
+            and job.strategy == "fsdp"
+            and job.optimizer not in ("adamw_torch_fused", "adamw_torch", "sgd", "sgd_momentum")
+        ),
+        UNSUPPORTED,
+        "{optimizer} on weights that torchtune shards was not compared with a run; use {optimizer=adamw_torch_fused}",
+    ),
+    Rule(
+        lambda job: job.layers_of == "torchtune" and not _is_run_by_torchtune(job),
+        UNSUPPORTED,
+        "layers_of torchtune is modelled for {loop=plain}, {autocast=none} and {quantize=none}, on one GPU or on"
+        " several under {strategy=fsdp} version 2 with sync_each_batch",
+    ),
     Rule(
         lambda job: job.num_gpus % job.num_nodes != 0,
         IMPOSSIBLE,
@@ -144,7 +167,8 @@ STRATEGY_RULES = (
     Rule(
         lambda job: job.fsdp.sync_each_batch and _is_own_fsdp2(job),
         UNSUPPORTED,
-        "fsdp: sync_each_batch is modelled for FSDP version 1, and for verl's version 2 ({loss=log_probs})",
+        "fsdp: sync_each_batch is modelled for FSDP version 1, and for version 2 of torchtune (layers_of) and verl"
+        " ({loss=log_probs})",
     ),
     Rule(
         lambda job: job.fsdp.reduce_dtype is not None and _is_own_fsdp2(job),

@@ -201,6 +201,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=not decoder.both_ways(c))
     ctx.sequence_parallel = job.verl.sequence_parallel
+    ctx.repeats_heads = job.layers_of == "torchtune"
     ctx.liger_rope = net.liger.rope
     ctx.mixer_packages = job.mixer_kernels == "packages"
     drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)

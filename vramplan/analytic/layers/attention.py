@@ -96,7 +96,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context, con
     not, so the math fallback runs. With a mask they are repeated first.
     """
     groups, dim, wide = q.shape[2] // k.shape[2], q.shape[-1], v.shape[-1]
-    if mask is not None or dim != wide or dim > WIDEST:
+    if mask is not None or dim != wide or dim > WIDEST or ctx.repeats_heads:
         k, v = ops.repeat_heads(k, groups), ops.repeat_heads(v, groups)
         groups = 1
     out = fused(q, k, v, mask, ctx, heads_first=contiguous)

@@ -78,6 +78,8 @@ class Context:
     """GPUs that share the tokens."""
     causal: bool = False
     """Whether a token attends only to those before it."""
+    repeats_heads: bool = False
+    """Whether keys and values are copied for every query head, mask or not (torchtune 0.6.1, modules/attention.py)."""
     attention_dropout: float = 0.0
     cache: list[Tensor] | None = None
     """Keys and values of all layers, if the model fills a cache (DynamicCache.update concatenates them to its own)."""

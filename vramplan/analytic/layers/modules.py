@@ -71,6 +71,8 @@ class Modules:
     """The layers that Liger's kernels compute."""
     reference_liger: LigerLayers = LigerLayers()
     """The same of the reference."""
+    norms_in_fp32: bool = False
+    """Whether RMS norms are cast back after the product with their weight, whatever the model (torchtune)."""
     embedded: Parameter | None = None
     """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""
@@ -266,7 +268,7 @@ class Modules:
         x = ops.mul(x, ops.rsqrt(ops.shift(ops.mean(ops.square(x)))), "normalised")
         if offset:
             return ops.to(ops.mul(x, ops.shift(ops.to(weight, "fp32")), "output in fp32"), dtype, "output")
-        if cast_last:
+        if cast_last or self.norms_in_fp32:
             return ops.to(ops.mul(weight, x, "output in fp32"), dtype, "output")
         return ops.mul(weight, ops.to(x, dtype, "normalised"), "output")
 

@@ -41,13 +41,16 @@ class VerlFsdp2(Fsdp2):
         """The group of what is in no other."""
         return self.before[0]
 
+    @property
+    def grouped_alone(self) -> dict[str, str]:
+        """Beginnings of the names of weights in groups of their own, unless they are tied: the groups."""
+        assert self.step.embedded is not None
+        return {self.step.embedded.name: "embedding"} | ({} if self.job.verl.head_in_root else {HEAD: "head"})
+
     def groups_of_weights(self) -> tuple[list[Group], dict[int, Group], list[Group]]:
         """(The root and the embedding, the layers, the head) (utils/fsdp_utils.py: _select_fsdp2_wrap_targets)."""
-        setting, embedded = self.step.setting, self.step.embedded
-        assert embedded is not None
-        alone = {embedded.name: "embedding"} | ({} if self.job.verl.head_in_root else {HEAD: "head"})
-        if setting.architecture.is_tied(setting.config):
-            alone = {}
+        setting = self.step.setting
+        alone = {} if setting.architecture.is_tied(setting.config) else self.grouped_alone
         by_place: dict[int | str, list[int]] = {"root": []}
         for number, one in enumerate(self.divided):
             name = one.parameter.name
@@ -81,11 +84,14 @@ class VerlFsdp2(Fsdp2):
     def _end_forward(self, events: Sequence[int], offset: int) -> None:
         begin, end = self._span(events, HEAD) if self.behind else (0, self._loss_begins(events))
         self.record.extend(events[:begin], offset)
-        self._forward(self.behind, events[begin:end], offset)
+        self._head_forward(events[begin:end], offset)
         if self.job.fsdp.reshard_after_forward and not self.job.verl.keeps_root:
             self._drop(self.root)
         self._free_held()
         self.record.extend(events[end:], offset)
+
+    def _head_forward(self, events: Sequence[int], offset: int) -> None:
+        self._forward(self.behind, events, offset)
 
     def _enter(self, group: Group) -> None:
         super()._enter(group)

@@ -15,6 +15,7 @@ from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.fsdp1 import Fsdp1
 from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
+from vramplan.analytic.strategies.fsdp2_torchtune import TorchtuneFsdp2
 from vramplan.analytic.strategies.zero3 import ZeroStage3
 from vramplan.analytic.unfolded_step import buffers_of
 from vramplan.inputs.sharding import Zero
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 def second_model(step: Step, record: Recorder) -> Strategy:
     """The reference of a job that loads one."""
+    if step.job.layers_of == "torchtune":
+        return TorchtuneReference(step, record)
     if step.job.strategy == "fsdp":
         return (Fsdp1Reference if step.job.fsdp.version == 1 else Fsdp2Reference)(step, record)
     if step.job.strategy == "zero3":
@@ -104,3 +107,14 @@ class Fsdp2Reference(Fsdp2):
         self._free_held()
         if self.job.fsdp.reshard_after_forward:
             self._drop(self.before[0])
+
+
+class TorchtuneReference(TorchtuneFsdp2):
+    """Sharded as the model that trains (torchtune 0.6.1, full_dpo_distributed.py: _setup_reference_model)."""
+
+    def own_weights(self) -> list[Placed]:
+        return frozen(self.step)
+
+    def load(self) -> None:
+        super().load()
+        self.record.allocate_all(buffers_of(self.step.setting))

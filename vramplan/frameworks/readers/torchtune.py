@@ -1,8 +1,7 @@
 """torchtune: ``tune run RECIPE --config FILE`` and its YAML (0.6.1; recipes/, torchtune/models).
 
-The model's code is its own: it is estimated by transformers' class of the same model. Its models traced side by side
-(Llama 2, 3.1, 3.2, Mistral, Qwen2.5, full and LoRA, with activation checkpointing) agree within 2 % of the allocated
-bytes; the others are refused.
+The model's code is its own: it is estimated by transformers' class of the same model, with what torchtune's Llama,
+Mistral and Qwen2 do otherwise (`layers_of`); the others are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, set
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
-from vramplan.frameworks.readers import torchtune_dpo as dpo
+from vramplan.frameworks.readers import torchtune_recipes as recipes
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader, ConfigValue
 from vramplan.frameworks.syntax import argv
@@ -24,18 +23,6 @@ from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job
 
 PACKAGE, NEWEST = "torchtune", "0.6.1"
-DISTRIBUTED = "shards by FSDP, which is not modelled for torchtune yet"
-RECIPES = {"full_finetune_single_device": "full", "lora_finetune_single_device": "lora"}
-"""Recipes that are read -> their method."""
-UNREAD = (
-    ("finetune_distributed", DISTRIBUTED),
-    ("dpo", "is preference training by FSDP, which is not modelled yet; given its YAML file, check names the nearest"),
-    ("ppo", "is reinforcement training, which is not modelled yet"),
-    ("grpo", "is reinforcement training, which is not modelled yet"),
-    ("knowledge_distillation", "is distillation, which is not modelled yet"),
-    ("qat", "is quantization-aware training, which is not modelled yet"),
-)
-"""Parts of the names of other recipes, and what they do (recipes/)."""
 MODELS = {
     "llama2_7b": "meta-llama/Llama-2-7b-hf",
     "llama2_13b": "meta-llama/Llama-2-13b-hf",
@@ -97,6 +84,7 @@ NAMES: dict[str, KeyNames] = {
     },
     "dtype": {"bf16": "dtype bf16", **dict.fromkeys(("fp16", "fp32"), "dtype fp32")},
     "lora_dropout": "model.lora_dropout",
+    "offload": {"all": "fsdp_cpu_offload True"},
 }
 
 
@@ -121,11 +109,8 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     if recipe is not None:
         settings["recipe"] = recipe._replace(value=PurePosixPath(str(recipe.value)).name.removesuffix(".py"))
     file = settings.get("config")
-    if recipe is not None and str(settings["recipe"].value) not in (*RECIPES, dpo.RECIPE):
-        names_job = file is not None and str(file.value).endswith((".yaml", ".yml"))
-        is_dpo = str(settings["recipe"].value) in dpo.SHARDED
-        if not (is_dpo and names_job):  # refused, whatever its configuration is
-            return [], {"recipe": settings["recipe"]}
+    if recipe is not None and str(settings["recipe"].value) not in recipes.NAMES:  # refused, whatever else it says
+        return [], {"recipe": settings["recipe"]}
     if file is not None and not str(file.value).endswith((".yaml", ".yml")):
         raise ConfigError(
             f"--config {file.value}: is one that torchtune ships; copy it (tune cp {file.value} FILE) and give FILE"
@@ -136,11 +121,7 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
-    prefers = dpo.is_dpo(config)
-    if prefers:
-        dpo.check_recipe(config)
-    else:
-        _refuse_recipe(config)
+    recipes.refuse_unread(config)
     if config.has("max_new_tokens") and not config.has("batch_size"):  # recipes/configs/generation.yaml
         raise ConfigError(
             f"{config.place('max_new_tokens')}: max_new_tokens: this configuration generates text and trains nothing;"
@@ -148,8 +129,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         )
     refuse_unmodelled(config)
     model, method, is_quantized = _builder(config)
-    if not prefers:
-        _check_recipe(config, method, num_gpus)
+    recipe = recipes.recipe_of(config, method, num_gpus)
     if is_quantized:
         raise config.unsupported(
             "model._component_",
@@ -157,6 +137,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         )
     checkpointing = "full" if config.boolean("enable_activation_checkpointing", default=False) else "none"
     job: dict[str, Any] = {
+        "layers_of": "torchtune",
         "loop": "plain",
         "method": method,
         "micro_batch_size": config.integer("batch_size", default=1),
@@ -166,13 +147,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "optimizer": _optimizer(config),
         "checkpointing": checkpointing,
         "attention": "sdpa",
-        "loss": "standard" if prefers else _loss(config),
+        **(recipes.preference_fields(config) if recipe.prefers else {"loss": _loss(config)}),
         "batches": "unpadded",
-        "num_gpus": 1,
+        **(recipes.sharded_fields(config, recipe, model, num_gpus) if recipe.shards else {"num_gpus": 1}),
     }
     if method == "lora":
         job |= _adapters(config) | {"lora_dtype": job["dtype"]}
-    _note_own_layers(config, method, checkpointing)
     if config.has("tokenizer.max_seq_len"):
         job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
     if config.boolean("dataset.packed", default=False):
@@ -186,37 +166,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         raise ConfigError(
             f"{config.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
         )
-    if prefers:
-        job |= dpo.dpo_fields(config, model, job, num_gpus)
     if config.boolean("compile", default=False):
         config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
     parsed = ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
-    parsed.task = "DPO" if prefers else parsed.task
+    parsed.task = "DPO" if recipe.prefers else parsed.task
     return parsed
-
-
-def _refuse_recipe(config: ConfigReader) -> None:
-    """Refuse a recipe that is not read, whatever its configuration is."""
-    recipe = config.string("recipe")
-    if recipe is None or recipe in (*RECIPES, dpo.RECIPE):
-        return
-    what = next((text for part, text in reversed(UNREAD) if part in recipe), "is not read yet")
-    raise config.unsupported("recipe", f"{what}; read: {', '.join((*RECIPES, dpo.RECIPE))}")
-
-
-def _check_recipe(config: ConfigReader, method: str, num_gpus: int) -> None:
-    """Check that the command's recipe is modelled and trains by the model's method."""
-    recipe = config.string("recipe")
-    if recipe is None and num_gpus > 1:
-        raise UnsupportedError(
-            f"{config.source.where}: {num_gpus} GPUs: torchtune's {method}_finetune_distributed {DISTRIBUTED};"
-            f" {setting('num_gpus', 1)} is for {method}_finetune_single_device"
-        )
-    if recipe is None:
-        config.note("default", "recipe", f"not known: {method}_finetune_single_device, one GPU, is taken")
-        return
-    if RECIPES[recipe] != method:
-        raise ConfigError(f"recipe {recipe} does not go with a model that is built for {method}")
 
 
 def _builder(config: ConfigReader) -> tuple[str, str, bool]:
@@ -239,11 +193,11 @@ def _builder(config: ConfigReader) -> tuple[str, str, bool]:
     if bare not in MODELS:
         raise UnknownNameError("torchtune model", bare, MODELS, f"[{config.place('model._component_')}]")
     adapted = name != bare
-    if adapted and bare.startswith("qwen"):
+    if adapted and bare.startswith("qwen2_") and not bare.startswith("qwen2_5_"):
         raise config.unsupported(
             "model._component_",
-            "holds a table of all positions in every layer (models/qwen2/_component_builders.py: up to some GB), which"
-            " is not modelled yet",
+            "holds a table of 32,768 positions in every layer, and the model's configuration names 131,072, which is"
+            " not modelled yet; that of Qwen2.5 is",
         )
     four = name.startswith("qlora_") or config.boolean("model.quantize_base", default=False)
     return MODELS[bare], "lora" if adapted else "full", four
@@ -292,27 +246,6 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _note_own_layers(config: ConfigReader, method: str, checkpointing: str) -> None:
-    """Note how much more torchtune's layers keep than transformers', as traced with 0.6.1's Llama 3.1.
-
-    Its attention copies keys and values for every query head (modules/attention.py), and norms that train keep their
-    fp32 output (modules/rms_norm.py): 5 to 9 % of the reserved peak without checkpointing, of LoRA 3 to 6 %.
-    """
-    if checkpointing == "none" and method == "full":
-        raise UnsupportedError(
-            f"{config.place('enable_activation_checkpointing')}: enable_activation_checkpointing is off: torchtune's"
-            " own layers then keep up to 9 % more than transformers', which is not modelled yet"
-        )
-    if checkpointing == "full":
-        config.note("default", "", "its own layers are estimated by transformers' (within 2 % in traces)")
-    else:
-        config.note(
-            "warning",
-            "enable_activation_checkpointing",
-            "is off: torchtune's own layers keep 3 to 6 % more than is counted here, where heads are grouped",
-        )
-
-
 def write(model: str, job: Job) -> ConfigText:
     """Torchtune's YAML, without its tokenizer, data set and checkpoint.
 
@@ -322,7 +255,7 @@ def write(model: str, job: Job) -> ConfigText:
     for_torchtune = setting("for_framework", "torchtune")
     if job.num_gpus > 1:
         raise UnsupportedError(
-            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are modelled"
+            f"{for_torchtune}: {setting('num_gpus', job.num_gpus)}: only its single-device recipes are written"
         )
     refuse_unwritable("torchtune", job)
     if job.quantize != "none":
