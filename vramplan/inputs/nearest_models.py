@@ -19,7 +19,6 @@ NEAREST: dict[str, tuple[str, str]] = {
     "deepseek_ocr2": (IMAGES, "deepseek-ai/DeepSeek-V2-Lite"),
     "minicpmv": (NO_CLASS, "Qwen/Qwen2.5-7B"),
     "minicpmo": (NO_CLASS, "Qwen/Qwen2.5-7B"),
-    "minicpmv4_6": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
     "minicpmv4_7": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
     "minicpm_ocr": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
     "phi3_v": (NO_CLASS, "microsoft/Phi-3-mini-4k-instruct"),

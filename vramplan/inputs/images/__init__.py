@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.images import adaptive_tiles, fixed_tiles, naflex, native_resolution, videos
+from vramplan.inputs.images import adaptive_tiles, fixed_tiles, minicpm, naflex, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
 from vramplan.inputs.images.sounds import HEARD, heard
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
@@ -79,6 +79,7 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     ),
     "glm4v": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
     "lfm2_vl": ImageProcessor(naflex.lfm2_vl, *LLAVA),
+    "minicpmv4_6": ImageProcessor(minicpm.minicpmv4_6, "model.vision_tower", ("model.merger",)),
     "glm46v": ImageProcessor(native_resolution.glm4v, *QWEN),
     "glm4v_moe": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
 }
