@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 made small, and what traces of its class say: one view and slices, both ways of merging patches.
+"""MiniCPM-V 4.6 and 4.7 made small, and what traces of their classes say: one view and slices, both ways of merging.
 
 python -m tests.minicpm_cases     trace what has not been traced; write tests/cases/traced_minicpm.json
 """
@@ -16,8 +16,12 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
 PUBLISHED = "openbmb/MiniCPM-V-4.6"
-FAMILIES: dict[str, dict[str, Any]] = {"minicpmv4_6": {}, "minicpmv4_6, 4x": {"downsample_mode": "4x"}}
-"""What differs from the published configuration."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "minicpmv4_6": {},
+    "minicpmv4_6, 4x": {"downsample_mode": "4x"},
+    "minicpmv4_7": {"model_type": "minicpmv4_7"},
+}
+"""What differs from the published configuration of 4.6."""
 ONE, CUT = (
     {"images": 1, "image_size": (400, 300), "sequence_length": 384},
     {"images": 1, "image_size": (900, 500), "sequence_length": 1024},
@@ -40,6 +44,10 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
 """With images, then on text alone."""
 
 
+OF_4_7 = (0, 7, 9, 10)
+"""Jobs of 4.7: a trace's ids have no slices, of which 4.7 computes positions."""
+
+
 def spec_for(family: str) -> ModelSpec:
     """The published model with few layers and narrow ones."""
     spec = spec_of(PUBLISHED)
@@ -47,13 +55,14 @@ def spec_for(family: str) -> ModelSpec:
     vision = {**spec.config["vision_config"], "hidden_size": 288, "intermediate_size": 512, "num_attention_heads": 4}
     vision |= {"num_hidden_layers": 8}
     parts = {"text_config": text, "vision_config": vision, "insert_layer_id": 3, "image_token_id": 7}
-    return spec.model_copy(update={"name": family, "config": {**spec.config, **parts, **FAMILIES[family]}})
+    config = {**spec.config, **parts, **FAMILIES[family]}
+    return spec.model_copy(update={"name": family, "model_type": config["model_type"], "config": config})
 
 
 def cases() -> Iterator[tuple[str, Job]]:
     """Families and jobs."""
     for family in FAMILIES:
-        for setting, given in JOBS:
+        for setting, given in [JOBS[number] for number in OF_4_7] if family == "minicpmv4_7" else JOBS:
             yield family, Job(**{**SETTINGS[setting], **given})
 
 

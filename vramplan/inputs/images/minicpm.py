@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6's images: an overview and up to nine slices, each in its own proportions (transformers 5.23)."""
+"""MiniCPM-V 4.6's and 4.7's images: an overview and slices, all in their own proportions (transformers 5.23)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FINE = "4x"
 """The `downsample_mode` that merges patches once, and not twice."""
 
 
-def minicpmv4_6(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
+def minicpmv(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage:
     """MiniCPMV4_6ImageProcessor and MiniCPMV4_6Processor.replace_image_token.
 
     Marks surround the overview and each slice, a newline ends each row of slices but the last, and three tokens give
@@ -20,7 +20,7 @@ def minicpmv4_6(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedIm
     Raises:
         ConfigError: for limits that the processor does not have.
     """
-    refuse(limits, "minicpmv4_6", "min_pixels", "max_pixels")
+    refuse(limits, c.text("model_type", "minicpmv4_6"), "min_pixels", "max_pixels")
     scale, patch = p.count("scale_resolution", 448), p.count("patch_size", 14)
     merged = 2 if c.text("downsample_mode", "16x") == FINE else 4
     most = limits.max_tiles or p.count("max_slice_nums", 9)

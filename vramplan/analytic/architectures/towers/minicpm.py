@@ -1,6 +1,7 @@
-"""MiniCPM-V 4.6's tower: SigLIP's layers on images in one row, windows merged between two of them (transformers 5.23).
+"""MiniCPM-V's tower: SigLIP's layers on images in one row, windows merged between two of them (transformers 5.23).
 
-Mirrors modeling_minicpmv4_6.py. The pixels of all images, overviews and slices alike, are one row of patches.
+Mirrors modeling_minicpmv4_6.py; version 4.7 differs in the positions of its text. The pixels of all images, overviews
+and slices alike, are one row of patches.
 """
 
 from __future__ import annotations
@@ -162,19 +163,18 @@ def project(net: Modules, whole: Config, image: ProcessedImage, x: Tensor) -> Te
     return ops.join_rows(parts, (patches // WINDOW, wide))
 
 
-TOWERS = {
-    "minicpmv4_6": VisionTower(
-        embed,
-        layer,
-        project,
-        kinds,
-        place=place,
-        merge=merge,
-        finish=finish,
-        takes_over=("insert_layer_id", "downsample_mode", "merge_kernel_size", "merger_times"),
-        returns_features=False,
-        holds_first=False,
-        loads=(f"{NAME}.embeddings", 0, f"{NAME}.post_layernorm", NAME, "model.embed_tokens", 1, "model.norm", PROJECTOR),
-        wrapped="transformers names the tower's embeddings and its merger for a group each, which is not modelled",
-    ),
-}
+MINICPM = VisionTower(
+    embed,
+    layer,
+    project,
+    kinds,
+    place=place,
+    merge=merge,
+    finish=finish,
+    takes_over=("insert_layer_id", "downsample_mode", "merge_kernel_size", "merger_times"),
+    returns_features=False,
+    holds_first=False,
+    loads=(f"{NAME}.embeddings", 0, f"{NAME}.post_layernorm", NAME, "model.embed_tokens", 1, "model.norm", PROJECTOR),
+    wrapped="transformers names the tower's embeddings and its merger for a group each, which is not modelled",
+)
+TOWERS = {"minicpmv4_6": MINICPM, "minicpmv4_7": replace(MINICPM, token_types=True)}
