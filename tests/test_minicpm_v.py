@@ -12,7 +12,7 @@ import vramplan
 from tests import minicpm_cases
 from tests.helpers import spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
-from vramplan.errors import UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_text
 from vramplan.inputs.images import Limits, Size, process_image
 from vramplan.inputs.model_spec import ModelSpec
@@ -105,6 +105,16 @@ def test_other_ways_of_merging_are_refused(changed: dict[str, object], message: 
     spec = spec.model_copy(update={"config": {**spec.config, **changed}})
     with pytest.raises(UnsupportedError, match=message):
         architecture_of(spec).stacks()
+
+
+def test_what_its_images_cannot_be_trained_with_is_refused() -> None:
+    job = {"images": 1, "image_size": (400, 300), "sequence_length": 512}
+    with pytest.raises(UnsupportedError, match=r"task=grpo with images of minicpmv4_6: .*target_sizes"):
+        vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", task="grpo", micro_batch_size=8, **job)
+    with pytest.raises(UnsupportedError, match=r"strategy=fsdp: .*merger"):
+        vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", strategy="fsdp", num_gpus=2, **job)
+    with pytest.raises(ConfigError, match=r"those of minicpmv4_6 are not modelled"):
+        vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", videos=1)
 
 
 def test_the_ocr_model_is_refused_with_the_nearest() -> None:

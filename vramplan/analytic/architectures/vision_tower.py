@@ -106,6 +106,8 @@ class VisionTower:
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None
     """From the shape of the ids and the features to the input of cross-attention, if features do not go into the text
     (Llama 3.2 Vision)."""
+    no_rollouts: str = ""
+    """Why no trainer that generates trains it on images."""
     part: str = "vision_config"
     """The part of the configuration that the tower reads."""
     takes_over: tuple[str, ...] = ()

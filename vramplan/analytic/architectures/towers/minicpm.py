@@ -118,17 +118,23 @@ def merge(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
     x = net.layer_norm(f"{name}.layer_norm1", x)
     net.tape.module = name
     order = net.tape.empty((patches,), "int64", "patches by window")
-    x = ops.pick_rows(x)
+    x = by_window(x, order)
     x = attention(net, c, x, context, Pieces((WINDOW,) * windows), f"{name}.self_attn")
     net.tape.module = name
-    x = ops.add(ops.pick_rows(residual), x, "residual stream")
+    x = ops.add(by_window(residual, order), x, "residual stream")
     mean = ops.mean(x.view(windows, WINDOW, width), 1)
     merged = net.layer_norm(f"{name}.pre_norm", x.view(windows, WINDOW * width))
     merged = net.linear(f"{name}.linear_1", merged, WINDOW * c.count("intermediate_size"), True)
     merged = ops.gelu(merged)
     merged = net.linear(f"{name}.linear_2", merged, width, True)
-    del order
     return ops.add(merged, mean, "merged windows").view(1, windows, width)
+
+
+def by_window(x: Tensor, order: Tensor) -> Tensor:
+    """``x[:, order, :]``, which keeps the order for backward."""
+    picked = ops.pick_rows(x)
+    x.tape.save(picked.node, order)
+    return picked
 
 
 def finish(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Tensor:
@@ -175,6 +181,7 @@ MINICPM = VisionTower(
     returns_features=False,
     holds_first=False,
     loads=(f"{NAME}.embeddings", 0, f"{NAME}.post_layernorm", NAME, "model.embed_tokens", 1, "model.norm", PROJECTOR),
+    no_rollouts="TRL 1.16 stops at its target_sizes, and other trainers were not compared",
     wrapped="transformers names the tower's embeddings and its merger for a group each, which is not modelled",
 )
 TOWERS = {"minicpmv4_6": MINICPM, "minicpmv4_7": replace(MINICPM, token_types=True)}
