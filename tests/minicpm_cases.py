@@ -44,8 +44,8 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
 """With images, then on text alone."""
 
 
-OF_4_7 = (0, 7, 9, 10)
-"""Jobs of 4.7: a trace's ids have no slices, of which 4.7 computes positions."""
+OF_4_7 = (0, 4, 7, 9, 10)
+"""Jobs of 4.7, whose tower is the same."""
 
 
 def spec_for(family: str) -> ModelSpec:

@@ -14,6 +14,7 @@ from tests.helpers import spec_of
 from vramplan.analytic.architectures.lookup import architecture_of
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_text
+from vramplan.frameworks.readers.image_limits import settled
 from vramplan.inputs.images import Limits, Size, process_image
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.planner.read_config import read
@@ -33,7 +34,7 @@ def test_a_sample_agrees_with_traces(number: int, family: str) -> None:
 def test_estimates_agree_with_traces() -> None:
     errors = [minicpm_cases.TABLE.check(family, job, ROWS) for family, job in minicpm_cases.cases()]
     assert median(errors) <= 1e-3
-    assert max(errors) <= 0.01
+    assert max(errors) <= 0.006
 
 
 def in_mode(mode: str, model: str = "openbmb/MiniCPM-V-4.6") -> ModelSpec:
@@ -55,6 +56,7 @@ def test_tokens_of_slices(mode: str, size: Size, views: int, tokens: int, marks:
     assert (image.tiles, image.tokens, image.extra_tokens) == (views, tokens, marks)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("mode", ["16x", "4x"])
 def test_views_are_those_of_the_real_processor(mode: str) -> None:
     pytest.importorskip("torch")
@@ -74,6 +76,7 @@ def test_views_are_those_of_the_real_processor(mode: str) -> None:
         assert process_image(spec, size, Limits(max_tiles=most)).tensors[1].values == patches, (size, most)
 
 
+@pytest.mark.one_of(4)
 def test_the_real_processor_makes_these_tensors() -> None:
     pytest.importorskip("transformers")
     import numpy
@@ -110,7 +113,7 @@ def test_other_ways_of_merging_are_refused(changed: dict[str, object], message: 
 def test_what_its_images_cannot_be_trained_with_is_refused() -> None:
     job = {"images": 1, "image_size": (400, 300), "sequence_length": 512}
     with pytest.raises(UnsupportedError, match=r"task=grpo with images of minicpmv4_6: .*target_sizes"):
-        vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", task="grpo", micro_batch_size=8, **job)
+        vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", task="grpo", micro_batch_size=8, prompt_length=128, **job)
     with pytest.raises(UnsupportedError, match=r"strategy=fsdp: .*merger"):
         vramplan.estimate("openbmb/MiniCPM-V-4.6", "h200", strategy="fsdp", num_gpus=2, **job)
     with pytest.raises(ConfigError, match=r"those of minicpmv4_6 are not modelled"):
@@ -136,6 +139,8 @@ SWIFT = "swift sft --model OpenBMB/MiniCPM-V-4.6 --tuner_type lora --max_length 
 
 
 def test_ms_swifts_variables_of_its_template() -> None:
-    assert read(from_text(f"MAX_SLICE_NUMS=4 {SWIFT}", Path("run.sh"), None, {}), 1).job["max_tiles"] == 4
+    limited = read(from_text(f"MAX_SLICE_NUMS=4 {SWIFT}", Path("run.sh"), None, {}), 1)
+    assert limited.job["max_tiles"] == 4
+    assert "max_tiles" not in settled(spec_of("openbmb/MiniCPM-V-4.6"), limited, limited.job)  # not set to None
     with pytest.raises(UnsupportedError, match=r"DOWNSAMPLE_MODE.*config\.json"):
         read(from_text(f"DOWNSAMPLE_MODE=4x {SWIFT}", Path("run.sh"), None, {}), 1)

@@ -324,7 +324,8 @@ def _image_caps(config: ConfigReader) -> dict[str, Any]:
     if (config.variable("DOWNSAMPLE_MODE") or "16x") != "16x" and MINICPM in model:
         raise config.unsupported(
             "DOWNSAMPLE_MODE",
-            "other than 16x is not read; leave it out and give the folder of a config.json with downsample_mode",
+            "other than 16x is not read: check a copy without it, and with --model FOLDER, whose config.json has"
+            " downsample_mode",
         )
     return job
 

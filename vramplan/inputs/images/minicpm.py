@@ -46,6 +46,7 @@ def minicpmv(c: Config, p: Config, size: Size, limits: Limits) -> ProcessedImage
         tensors,
         f"{columns} x {rows} slices of {grids[-1]} + {whole}" if rows else whole,
         features=in_patches[0],
+        run_lengths=tuple(high * wide // merged**2 for high, wide in in_patches),
     )
 
 

@@ -81,6 +81,8 @@ class ProcessedImage:
     """Number of frames of a video; 0 for an image."""
     runs: int = 1
     """Number of equally long runs of tokens in the text, separated by a timestamp, for example."""
+    run_lengths: tuple[int, ...] = ()
+    """Tokens of each run, if they are not equally long."""
     token: str = "image_token_id"
     """Key of the configuration that holds the id of the token for its features."""
 
@@ -97,12 +99,12 @@ class ProcessedImage:
     @property
     def token_kinds(self) -> list[int]:
         """Kind of each of these positions: 0 for text, 1 for an image's features, 2 for a video's."""
-        kind, tokens_per_run = 2 if self.frames else 1, self.tokens // self.runs
-        extra_per_run, remainder = divmod(self.extra_tokens, self.runs)
+        kind, lengths = 2 if self.frames else 1, self.run_lengths or (self.tokens // self.runs,) * self.runs
+        extra_per_run, remainder = divmod(self.extra_tokens, len(lengths))
         return [
             token_kind
-            for run in range(self.runs)
-            for token_kind in [kind] * tokens_per_run + [0] * (extra_per_run + (run < remainder))
+            for run, length in enumerate(lengths)
+            for token_kind in [kind] * length + [0] * (extra_per_run + (run < remainder))
         ]
 
     @property
