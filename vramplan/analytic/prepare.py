@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from vramplan.analytic.architectures.image_features import TOWER_STACK
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of
-from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.architectures.vision_tower import MERGES, VisionInput
 from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import liger_layers, liger_model
@@ -132,15 +132,17 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
 def folds_of(model: ModelArchitecture) -> tuple[Fold, ...]:
     """How each stack of layers is folded.
 
-    Layers stand for themselves alone if image features are added behind them or if they are the tower's from the first
-    that the language model takes on.
+    Layers stand for themselves alone if image features are added or patches merged behind them, or if they are the
+    tower's from the first that the language model takes on.
     """
     tower, whole, stacks = model.tower, model.whole, model.stacks()
     if tower is None:
         return tuple(fold(kinds, number, tail=tail_of(kinds)) for number, kinds in enumerate(stacks))
     text = fold(stacks[0], head=max(HEAD, tower.deep(whole) + 1), tail=tail_of(stacks[0]))
     kinds = stacks[TOWER_STACK]
-    deep = None if tower.across else [number for number, kind in enumerate(kinds) if tower.between and kind]
+    deep = None
+    if not tower.across:
+        deep = [number for number, kind in enumerate(kinds) if (tower.between and kind) or kind == MERGES]
     return text, fold(kinds, TOWER_STACK, tail=max([1, *(-index for index in tower.chosen(whole))]), alone=deep)
 
 

@@ -382,15 +382,20 @@ def _check_read_head(model: ModelArchitecture, job: Job) -> None:
 
 
 def check_idle_tower(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str]:
-    """Check a model whose towers are known by their weights alone; returns notes.
+    """Check a model that sees, or whose towers are known by their weights alone; returns notes.
 
     Raises:
-        UnsupportedError: for images, or towers that train.
+        UnsupportedError: for images that are not modelled, or such towers that train.
     """
     if model.tower is not None and model.tower.loss is not None and job.loss != "standard":
         raise UnsupportedError(
             f"{setting('loss', job.loss)}: {spec.model_type} computes a loss of its own; use"
             f" {setting('loss', 'standard')}"
+        )
+    if model.tower is not None and model.tower.no_rollouts and job.task in ROLLOUTS and job.pictures:
+        raise UnsupportedError(
+            f"{setting('task', job.task)} with images of {spec.model_type}: {model.tower.no_rollouts}; use"
+            f" {setting('images', 0)}"
         )
     if model.tower is not None and not model.tower.casts_pixels:
         check_pixels(spec, job)

@@ -231,7 +231,9 @@ class Step:
     def own_placed(self) -> list[Placed]:
         """The whole model's parameters."""
         loads = self.setting.architecture.loads
-        if loads and self.setting.vision is not None:  # the tower's stack comes first
+        if self.setting.vision is not None and self.setting.vision.tower.loads:
+            loads = self.setting.vision.tower.loads
+        elif loads and self.setting.vision is not None:  # the tower's stack comes first
             later = (part if isinstance(part, str) else part + 1 for part in loads)
             loads = (PARTS[0], 0, *later, *PARTS[1:])
         if loads:

@@ -115,7 +115,7 @@ def text_inputs(job: Job, image: Sequence[ImageTensor] = (), token_types: bool =
         names.append("token_type_ids")
     inputs = [Input(name, (length,)) for name in names]
     for one in image if pictures else ():
-        stacked = one.layout != "rows"
+        stacked = one.layout in ("samples", "tokens")
         inputs.append(Input(one.name, one.batched(1, pictures, length)[int(stacked) :], one.dtype, stacked))
     return inputs
 

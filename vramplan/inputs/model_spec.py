@@ -144,6 +144,10 @@ class Config:
             )
         return Config(value, f"{self._owner}: {key}")
 
+    def updated(self, values: Mapping[str, Any]) -> Config:
+        """The same configuration with some values in the place of its own."""
+        return Config({**self._values, **values}, self._owner) if values else self
+
     def flag(self, key: str, default: bool) -> bool:
         """A boolean.
 

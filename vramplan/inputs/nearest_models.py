@@ -7,11 +7,6 @@ from vramplan.inputs.model_spec import ModelSpec
 
 NO_CLASS = "transformers 5.23 has no class of it, and its own code is traced only from a folder with trust_remote_code"
 IMAGES = "its tower and processor are not described"
-HALFWAY = (
-    "transformers 5.23 has its class, but its tower, the merger of windows between two of the tower's layers, and its"
-    " processor are not described; `--by trace` traces the class on text alone"
-)
-"""MiniCPMV4_6VisionModel and those made of it (modular_minicpmv4_6.py, _minicpmv4_7.py, _minicpm_ocr.py)."""
 NEAREST: dict[str, tuple[str, str]] = {
     "kimi_vl": (NO_CLASS, "moonshotai/Moonlight-16B-A3B"),
     "deepseek_vl_v2": (NO_CLASS, "deepseek-ai/DeepSeek-V2-Lite"),
@@ -19,9 +14,11 @@ NEAREST: dict[str, tuple[str, str]] = {
     "deepseek_ocr2": (IMAGES, "deepseek-ai/DeepSeek-V2-Lite"),
     "minicpmv": (NO_CLASS, "Qwen/Qwen2.5-7B"),
     "minicpmo": (NO_CLASS, "Qwen/Qwen2.5-7B"),
-    "minicpmv4_6": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
-    "minicpmv4_7": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
-    "minicpm_ocr": (HALFWAY, "Qwen/Qwen3.5-0.8B"),
+    "minicpm_ocr": (
+        "its processor may size each slice by the text in it, so that its tokens are not known; `--by trace` traces the"
+        " class on text alone",
+        "openbmb/MiniCPM-V-4.6",
+    ),
     "phi3_v": (NO_CLASS, "microsoft/Phi-3-mini-4k-instruct"),
     "molmo": (NO_CLASS, "Qwen/Qwen2-7B"),
     "ovis2": ("each of its image tokens is a softmax over all words of its tower", "Qwen/Qwen2.5-7B"),
@@ -38,11 +35,9 @@ NEAREST: dict[str, tuple[str, str]] = {
     ),
 }
 """By model_type: why it is refused, and the model whose text part it has or comes close to (their model cards)."""
-UNKNOWN_SIZE = "to its language model, of Qwen3.5's classes, if that is as small as MiniCPM-V 4.6's,"
 TEXT = {
     "exaone": "to its 7.8B, whose layers are a Llama's under other names,",
-    "minicpmv4_7": UNKNOWN_SIZE,
-    "minicpm_ocr": UNKNOWN_SIZE,
+    "minicpm_ocr": "with downsample_mode 4x in a copy of its config.json, if its language model is as small,",
 }
 """What of a model the other is near to, where that is not its language model alone."""
 WITHOUT_TEXT: dict[str, tuple[str, str]] = {

@@ -7,6 +7,7 @@ from math import prod
 
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.architectures.vision_tower import (
+    MERGES,
     TOWER,
     TowerContext,
     given_a_gradient,
@@ -31,7 +32,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     net, job, vision, kinds = forward.net, forward.job, forward.vision, forward.stacks[TOWER_STACK]
     assert vision is not None
     tape, tower, whole = net.tape, vision.tower, vision.config
-    c, given = whole.part(tower.part), net.training
+    c, given = tower.config_of(whole), net.training
     net, last = (
         replace(net, training=training_of(part, given, job), per_layer=None) for part in (job.vision, job.projector)
     )
@@ -73,6 +74,9 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)
         if tower.between is not None and kind:
             tower.between(last, c, x)
+        if tower.merge is not None and kind == MERGES:
+            tape.enter(forward.phase, None)
+            x = tower.merge(net, c, context, x)
     if kinds:  # a tower may be one module
         del layer
     tape.enter(forward.phase, None)

@@ -29,7 +29,7 @@ class ModelArchitecture(NamedTuple):
     def stacks(self) -> list[list[Hashable]]:
         """For each stack the kinds of its layers; the vision tower's stack comes last."""
         stacks = self.architecture.stacks(self.config)
-        return stacks if self.tower is None else [*stacks, self.tower.kinds(self.whole.part(self.tower.part))]
+        return stacks if self.tower is None else [*stacks, self.tower.kinds(self.tower.config_of(self.whole))]
 
 
 def architecture_of(spec: ModelSpec) -> ModelArchitecture:

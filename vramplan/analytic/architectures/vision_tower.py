@@ -20,10 +20,12 @@ NO_TEXT_TOWER = (
     "accelerate stops: it looks for {}TextEmbeddings, which transformers names for the tower and is not in it"
 )
 """`_no_split_modules` of a pair of towers, of which only the vision tower is there."""
+MERGES = "merges"
+"""The kind of the layer behind which `VisionTower.merge` runs."""
 TOWER = STACK
 """Layers of the tower are numbered from here."""
 PARTS = (
-    *("vision_tower", "visual", "multi_modal_projector", "image_newline"),
+    *("vision_tower", "visual", "multi_modal_projector", "image_newline", "merger"),
     *("audio_tower", "embed_vision", "embed_audio"),
 )
 """First names of the weights that are not the language model's."""
@@ -57,6 +59,8 @@ class VisionTower:
     between: Callable[[Modules, Config, Tensor], None] | None = None
     """Makes features for the first layers of the language model of a layer's output (Qwen 3's DeepStack), in
     `net.deep`."""
+    merge: Callable[[Modules, Config, TowerContext, Tensor], Tensor] | None = None
+    """Makes fewer patches of the output of one layer (MERGES), for those behind it."""
     deep: Callable[[Config], int] = lambda whole: 0
     """The number of these features."""
     hooked: str = "patches"
@@ -96,13 +100,24 @@ class VisionTower:
     """What the model makes of the embeddings of all ids, images or not (Gemma 3n)."""
     wrapped: str = ""
     """Why FSDP does not make one group of each layer (accelerate 1.15 wraps the classes in `_no_split_modules`)."""
+    loads: tuple[str | int, ...] = ()
+    """The order of the whole model's weights, as `Architecture.loads`, if that is not the tower, the projector, the
+    text: stack 0 is the tower's, 1 the text's."""
     across: Callable[[Modules, Job, tuple[int, ...], Tensor], CrossAttentionInput] | None = None
     """From the shape of the ids and the features to the input of cross-attention, if features do not go into the text
     (Llama 3.2 Vision)."""
+    no_rollouts: str = ""
+    """Why no trainer that generates trains it on images."""
     part: str = "vision_config"
     """The part of the configuration that the tower reads."""
+    takes_over: tuple[str, ...] = ()
+    """Keys of the whole configuration that take the place of the part's."""
     loss: Callable[[Tensor, bool], Tensor] | None = None
     """The loss of logits (B, S, V) and whether there is a mask, if it is the model's own."""
+
+    def config_of(self, whole: Config) -> Config:
+        """The tower's configuration."""
+        return whole.part(self.part).updated({key: whole.get(key) for key in self.takes_over if whole.has(key)})
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Like, Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.memory.kernel_buffers import flash_width, may_split
+from vramplan.memory.timeline import BLOCK_BYTES
 from vramplan.step_time.kernels import ATTENTION, BACKWARD, CAUSAL_ATTENTION
-from vramplan.units import round_up
+from vramplan.units import DTYPE_BYTES, round_up
 
 
 class Pieces(NamedTuple):
@@ -33,6 +34,10 @@ class Pieces(NamedTuple):
         """Number of attention scores of all pieces."""
         return _squares(self.lengths)
 
+    def rounding(self, row_bytes: int, align: int = 1) -> int:
+        """Bytes that a tensor for each piece takes more than one for all, whose rows are a multiple of `align`."""
+        return _rounding(self.lengths, row_bytes, align)
+
 
 @lru_cache(maxsize=64)
 def _longest(lengths: tuple[int, ...]) -> int:
@@ -45,8 +50,27 @@ def _squares(lengths: tuple[int, ...]) -> int:
     return sum(map(mul, lengths, lengths))
 
 
+@lru_cache(maxsize=256)
+def _rounding(lengths: tuple[int, ...], row_bytes: int, align: int) -> int:
+    apart = sum(round_up(round_up(length, align) * row_bytes, BLOCK_BYTES) for length in lengths)
+    return apart - round_up(round_up(sum(lengths), align) * row_bytes, BLOCK_BYTES)
+
+
 WORKSPACE = "workspace"
 """Category of memory that a kernel allocates while it runs, not as a tensor."""
+
+
+def blocks_of_calls(q: Tensor, pieces: Pieces | None, wide: int, align: int = 1, states: int = 2) -> list[Tensor]:
+    """What outputs, log-sum-exps and random states of a call for each piece take more than those of one call for all.
+
+    They are rounded up to blocks of 512 bytes, which counts where windows are a few patches. `align`: the rows of a
+    log-sum-exp are a multiple of it.
+    """
+    if pieces is None or len(pieces.lengths) == 1:
+        return []
+    heads, more = q.shape[2], states * BLOCK_BYTES * (len(pieces.lengths) - 1)
+    more += pieces.rounding(wide * heads * DTYPE_BYTES[q.dtype]) + pieces.rounding(heads * DTYPE_BYTES["fp32"], align)
+    return [q.tape.empty((more,), "bool", "blocks of the calls for all pieces")] if more > 0 else []
 
 
 def softmax_fp32(x: Tensor) -> Tensor:
@@ -145,6 +169,7 @@ def flash_attention(
         accumulators = [tape.buffer(kernel, numbers, q_dtype) for kernel in ("flash split sums", "flash splits")]
     states = [tape.empty(shape, "int64", "attention random state") for shape in ((2,), ())]
     del accumulators
+    states += blocks_of_calls(q, None if package else pieces, dim)  # the package takes all pieces at once
     tape.save(node, *states, out, log_sum, v, q, k)  # freed in reverse order: by name, inputs first
     return out
 
@@ -182,6 +207,7 @@ def cudnn_attention(
     tape.work(2 * pairs * (dim + wide), sum(x.num_bytes for x in (q, k, v)) + q.num_bytes, q_dtype, kind=kind)
     out = ops.output(node, tape, (*q.shape[:-1], wide), q_dtype, "attention output")
     log_sum = tape.empty((batch, heads, length), "fp32", "attention log-sum-exp")
+    states += blocks_of_calls(q, pieces, wide)
     tape.save(node, *states, out, log_sum, v, q, k, *([] if bias is None else [bias]))
     return out
 
@@ -230,8 +256,9 @@ def efficient_attention(
         accumulator = tape.empty((batch, longest, heads, wide), "fp32", "efficient output in fp32", WORKSPACE)
         del accumulator
     if log_sum is not None:
-        tape.save(node, out, log_sum, v, q, k, *([] if bias is None else [bias]))
-        del log_sum  # std::get<0> of the kernel's results; the bias is a local of the calling function
+        blocks = blocks_of_calls(q, pieces, wide, 32)
+        tape.save(node, *blocks, out, log_sum, v, q, k, *([] if bias is None else [bias]))
+        del log_sum, blocks  # std::get<0> of the kernel's results; the bias is a local of the calling function
     return out
 
 

@@ -15,7 +15,7 @@ from vramplan.inputs.model_spec import ModelSpec
 
 ASSUMED_SIDES = (1024, 672, 448, 336, 224)
 """Sides of the assumed image if its size is not known: the first that leaves room for text."""
-TILED_MODELS = ("internvl",)
+TILED_MODELS = ("internvl", "minicpmv4_6", "minicpmv4_7")
 """Models whose processor reads a cap on an image's tiles."""
 
 

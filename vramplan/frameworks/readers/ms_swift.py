@@ -303,10 +303,16 @@ def _vision_fields(config: ConfigReader, method: str, freezes_tower: bool) -> di
     return job
 
 
+MINICPM = "minicpm-v-4"
+"""Part of the names of models whose template has limits of its own (swift 4.6, template/templates/minicpm.py)."""
+
+
 def _image_caps(config: ConfigReader) -> dict[str, Any]:
     """Caps on images, from the environment or from the command itself."""
     job: dict[str, Any] = {}
-    for field, variable in (("max_pixels", "MAX_PIXELS"), ("min_pixels", "MIN_PIXELS"), ("max_tiles", "MAX_NUM")):
+    model = str(config.string("model", "model_id_or_path")).lower()
+    tiles = "MAX_SLICE_NUMS" if MINICPM in model else "MAX_NUM"
+    for field, variable in (("max_pixels", "MAX_PIXELS"), ("min_pixels", "MIN_PIXELS"), ("max_tiles", tiles)):
         value = config.variable(variable)
         if value is not None and value.isdigit():
             job[field] = int(value)
@@ -314,8 +320,14 @@ def _image_caps(config: ConfigReader) -> dict[str, Any]:
         job["max_pixels"] = config.integer("max_pixels", default=1)
     tokens = config.variable("IMAGE_MAX_TOKEN_NUM")
     if tokens is not None and tokens.isdigit():  # swift/model/models/qwen.py
-        side = 32 if "qwen3" in str(config.string("model", "model_id_or_path")).lower() else 28
+        side = 32 if "qwen3" in model else 28
         job["max_pixels"] = int(tokens) * side * side
+    if (config.variable("DOWNSAMPLE_MODE") or "16x") != "16x" and MINICPM in model:
+        raise config.unsupported(
+            "DOWNSAMPLE_MODE",
+            "other than 16x is not read: check a copy without it, and with --model FOLDER, whose config.json has"
+            " downsample_mode",
+        )
     return job
 
 
@@ -394,7 +406,7 @@ def write(model: str, job: Job) -> ConfigText:
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:
-        variables["MAX_NUM"] = str(job.max_tiles)
+        variables["MAX_SLICE_NUMS" if MINICPM in model.lower() else "MAX_NUM"] = str(job.max_tiles)
     return ConfigText(
         pairs,
         variables | allocator_variables(job),
@@ -446,7 +458,8 @@ FRAMEWORK = Framework(
         {
             "MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "IMAGE_MIN_TOKEN_NUM", "VIDEO_MAX_PIXELS",
             "VIDEO_MAX_TOKEN_NUM", "VIDEO_MIN_PIXELS", "VIDEO_MIN_TOKEN_NUM", "VIDEO_SEGMENTS", "VIDEO_MAX_NUM",
-            "FPS_MAX_FRAMES", "MAX_NUM", "INPUT_SIZE", "MAX_SLICE_NUMS", "SWIFT_SINGLE_DEVICE_MODE",
+            "FPS_MAX_FRAMES", "MAX_NUM", "INPUT_SIZE", "MAX_SLICE_NUMS", "DOWNSAMPLE_MODE",
+            "SWIFT_SINGLE_DEVICE_MODE",
         }
     ),
     expands_all_linear=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.inputs.images import adaptive_tiles, fixed_tiles, naflex, native_resolution, videos
+from vramplan.inputs.images import adaptive_tiles, fixed_tiles, minicpm, naflex, native_resolution, videos
 from vramplan.inputs.images.remote_code import COUNTED
 from vramplan.inputs.images.sounds import HEARD, heard
 from vramplan.inputs.images.types import ImageProcessor, Limits, ProcessedImage, Processor, Size, Tensor, VideoProcessor
@@ -27,6 +27,7 @@ LLAVA = ("model.vision_tower", ("model.multi_modal_projector",))
 NEXT = ("model.vision_tower", ("model.multi_modal_projector", "model.image_newline"))
 QWEN = ("model.visual", ("model.visual.merger", "model.visual.deepstack_merger_list"), "mm_token_type_ids")
 OMNI = ("model.visual", ("model.visual.merger", "model.visual.merger_list"), ("model.audio_tower",))
+MINICPM = ("model.vision_tower", ("model.merger",))
 PHI = "model.embed_tokens_extend.image_embed"
 PHI_PROJECTOR = ("img_projection_up", "img_projection_down", "global_img_feature_extensor", "sub_img_feature_extensor")
 IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
@@ -79,6 +80,8 @@ IMAGE_PROCESSORS: dict[str, ImageProcessor] = {
     ),
     "glm4v": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
     "lfm2_vl": ImageProcessor(naflex.lfm2_vl, *LLAVA),
+    "minicpmv4_6": ImageProcessor(minicpm.minicpmv, *MINICPM),
+    "minicpmv4_7": ImageProcessor(minicpm.minicpmv, *MINICPM, "mm_token_type_ids"),
     "glm46v": ImageProcessor(native_resolution.glm4v, *QWEN),
     "glm4v_moe": ImageProcessor(native_resolution.glm4v, *QWEN, videos.glm4v),
 }
@@ -126,7 +129,7 @@ def process_video(spec: ModelSpec, size: Size, limits: Limits, frames: int) -> P
     """
     if spec.model_type not in VIDEO_PROCESSORS:
         raise ConfigError(
-            f"{setting('videos')}: the processor of {spec.model_type} takes none; frames can be given as images"
+            f"{setting('videos')}: those of {spec.model_type} are not modelled; frames can be given as images"
             f" ({setting('images')}). Those of {', '.join(VIDEO_PROCESSORS)} do"
         )
     settings = spec.video_processor or spec.processor

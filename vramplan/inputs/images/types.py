@@ -40,8 +40,9 @@ class Tensor(NamedTuple):
     values: tuple[int, ...] | None = None
     """Its elements, if the model's code reads them."""
     layout: str = "rows"
-    """How several images are batched: concatenated along the first dimension (rows), or stacked behind dimensions for
-    the samples and the images of each (samples), or for the samples, their tokens and the images (tokens)."""
+    """How several images are batched: concatenated along the first dimension (rows) or the last (columns), or stacked
+    behind dimensions for the samples and the images of each (samples), or for the samples, their tokens and the images
+    (tokens)."""
 
     def batched(self, samples: int, images: int, length: int) -> tuple[int, ...]:
         """Shape for `samples` samples of `length` tokens with `images` images each."""
@@ -49,6 +50,8 @@ class Tensor(NamedTuple):
             return (samples, images, *self.shape)
         if self.layout == "tokens":
             return (samples, length, images, *self.shape)
+        if self.layout == "columns":
+            return (*self.shape[:-1], samples * images * self.shape[-1])
         return (samples * images * self.shape[0], *self.shape[1:])
 
 
@@ -61,8 +64,8 @@ class ProcessedImage:
     extra_tokens: int
     """Start, end and separator tokens that the processor writes beside them."""
     tiles: int
-    """Number of equal tiles that enter the vision tower, thumbnail included; 1 if the image is not cut; frames of a
-    video, or pairs of them."""
+    """Number of tiles that enter the vision tower, thumbnail included; 1 if the image is not cut; frames of a video, or
+    pairs of them."""
     rows: int
     """Patches of a tile from top to bottom."""
     columns: int
@@ -72,11 +75,14 @@ class ProcessedImage:
     """The result in a few words, such as "3 x 2 tiles + thumbnail"."""
     features: tuple[int, int] = (0, 0)
     """Rows and columns of features that remain of the tiles if padding is cut off (LLaVA-NeXT), or of each frame if
-    frames are shrunk (LLaVA-OneVision)."""
+    frames are shrunk (LLaVA-OneVision); rows and columns of patches of the overview, if it has others than the tiles
+    (LFM2-VL, MiniCPM-V)."""
     frames: int = 0
     """Number of frames of a video; 0 for an image."""
     runs: int = 1
     """Number of equally long runs of tokens in the text, separated by a timestamp, for example."""
+    run_lengths: tuple[int, ...] = ()
+    """Tokens of each run, if they are not equally long."""
     token: str = "image_token_id"
     """Key of the configuration that holds the id of the token for its features."""
 
@@ -93,12 +99,12 @@ class ProcessedImage:
     @property
     def token_kinds(self) -> list[int]:
         """Kind of each of these positions: 0 for text, 1 for an image's features, 2 for a video's."""
-        kind, tokens_per_run = 2 if self.frames else 1, self.tokens // self.runs
-        extra_per_run, remainder = divmod(self.extra_tokens, self.runs)
+        kind, lengths = 2 if self.frames else 1, self.run_lengths or (self.tokens // self.runs,) * self.runs
+        extra_per_run, remainder = divmod(self.extra_tokens, len(lengths))
         return [
             token_kind
-            for run in range(self.runs)
-            for token_kind in [kind] * tokens_per_run + [0] * (extra_per_run + (run < remainder))
+            for run, length in enumerate(lengths)
+            for token_kind in [kind] * length + [0] * (extra_per_run + (run < remainder))
         ]
 
     @property

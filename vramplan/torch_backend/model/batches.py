@@ -83,5 +83,12 @@ def first_of(inputs: Inputs, times: int) -> Inputs:
     if times <= 1:
         return inputs
     if isinstance(inputs, Mapping):
-        return {name: tensor[: tensor.shape[0] // times] for name, tensor in inputs.items()}
-    return tuple(tensor[: tensor.shape[0] // times] for tensor in inputs)
+        return {name: _first(tensor, times) for name, tensor in inputs.items()}
+    return tuple(_first(tensor, times) for tensor in inputs)
+
+
+def _first(tensor: torch.Tensor, times: int) -> torch.Tensor:
+    """The first part of a batch; of one whose images lie along the last dimension, a part that is contiguous too."""
+    if tensor.shape[0] >= times:
+        return tensor[: tensor.shape[0] // times]
+    return tensor.view(times, *tensor.shape[:-1], tensor.shape[-1] // times)[0]

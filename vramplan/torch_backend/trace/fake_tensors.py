@@ -217,7 +217,9 @@ def _computes_positions() -> bool:
 
 
 def _counts_features() -> bool:
-    """Whether Gemma 4 selects all elements at image positions, only to count them, or models of sound their frames."""
+    """Whether Gemma 4 or MiniCPM-V select all elements of images to count them, or models of sound their frames."""
+    if _within(("modeling_minicpmv4_6.py", "modeling_minicpmv4_7.py")) == "get_placeholder_mask":
+        return True
     files = ("modeling_gemma4.py", "modeling_qwen2_audio.py", *codec.FILES)
     return _within(files) in ("forward", "_merge_input_ids_with_input_values")
 

@@ -25,6 +25,7 @@ TOWERS: LazyTable[VisionTower] = LazyTable(
         "glm": "glm4v glm46v glm4v_moe",
         "mllama": "mllama",
         "lfm2_vl": "lfm2_vl",
+        "minicpm": "minicpmv4_6 minicpmv4_7",
         "voxtral": "voxtral",
         "qwen2_audio": "qwen2_audio",
     },

@@ -76,18 +76,22 @@ def attention(
     net.tape.module = "attn"
     q, k = turned(q, k, context, dtype)
     q, k, v = (one.view(1, patches, heads, width // heads) for one in (q, k, v))
-    if context.ctx.attention == "flash":
-        out = kernels.flash_attention(q, k, v, pieces, package=True)
-    elif context.ctx.attention == "eager":
-        out = eager_pieces(q, k, v, pieces)
-    else:
-        q, k, v = (ops.pieces(one) for one in (q, k, v))
-        each = fused(q, k, v, None, context.ctx, pieces)
-        each = kernels.efficient_attention(q, k, v, None, pieces) if each is None else each
-        out = ops.copy(each, "joined attention output")
+    out, *results = attend_in_pieces(q, k, v, context, pieces)
     out = net.linear("attn.proj", out.view(patches, width), width, out_bias)
     del qkv, v, k, q  # a list of pieces goes from its end
     return out
+
+
+def attend_in_pieces(q: Tensor, k: Tensor, v: Tensor, context: TowerContext, pieces: Pieces) -> tuple[Tensor, ...]:
+    """Attention of a row (1, S, heads, D) within its pieces, and the calls' results, which the caller holds."""
+    if context.ctx.attention == "flash":
+        return (kernels.flash_attention(q, k, v, pieces, package=True),)
+    if context.ctx.attention == "eager":
+        return (eager_pieces(q, k, v, pieces),)
+    q, k, v = (ops.pieces(one) for one in (q, k, v))
+    each = fused(q, k, v, None, context.ctx, pieces)
+    each = kernels.efficient_attention(q, k, v, None, pieces) if each is None else each
+    return ops.copy(each, "joined attention output"), each
 
 
 def turned(q: Tensor, k: Tensor, context: TowerContext, dtype: str) -> tuple[Tensor, Tensor]:
