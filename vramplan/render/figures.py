@@ -173,18 +173,18 @@ def trainer(job: Job) -> str:
     if job.task == "ppo":
         return "PPO of LLaMA-Factory"
     rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"
-    engine = f", {ENGINES[job.generate_with]}{rewards}" if job.task in ROLLOUTS else ""
+    generation = f", {engine(job)}{rewards}" if job.task in ROLLOUTS else ""
     if job.runs_verl:
-        return f"{name if job.verl.critic is None else 'PPO'} of verl, {ENGINES[job.generate_with]}"
+        return f"{name if job.verl.critic is None else 'PPO'} of verl, {engine(job)}"
     if job.loss in OF_FRAMEWORKS:
-        return f"{name} of {OF_FRAMEWORKS[job.loss]}{engine}"
+        return f"{name} of {OF_FRAMEWORKS[job.loss]}{generation}"
     since = {
         **TRL_VERSIONS,
         "standard": "up to 1.13" if job.task in ROLLOUTS else "1.9 to 1.13" if job.task == "kto" else "1.6 to 1.13",
     }
     named = job.task in ("dpo", "kto", *ROLLOUTS) or job.loss == "two_forwards"
     versions = f" {since[job.loss]}" if named and job.loss in since else ""
-    return f"{name} of TRL{versions}{engine}"
+    return f"{name} of TRL{versions}{generation}"
 
 
 TRL_VERSIONS = {
@@ -206,6 +206,14 @@ ENGINES = {
     "vllm_server": "vLLM elsewhere",
 }
 """What generates completions."""
+
+
+def engine(job: Job) -> str:
+    """What generates the completions that a job trains on; empty if nothing does."""
+    if not job.generates_completions:
+        return ""
+    name = job.verl.engine_name if job.runs_verl else "vLLM"
+    return ENGINES[job.generate_with].replace("vLLM", name)
 
 
 def in_short(estimate: Estimate) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vramplan.render.figures import STRATEGIES, length, method
+from vramplan.render.figures import STRATEGIES, engine, length, method
 from vramplan.units import counted
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def read_as(verdict: Verdict) -> str:
     facts = [
         " ".join(filter(None, (config.framework, config.version))),
         config.task,
+        engine(job),
         "" if job.teacher is None else f"teacher {job.teacher.rpartition('/')[2]}",
         method(job),
         dtype,
