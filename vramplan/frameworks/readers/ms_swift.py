@@ -17,27 +17,31 @@ from vramplan.frameworks.parsed_config import (
     visible_gpus,
 )
 from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_rows, ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers.ms_swift_model import (
+    MINICPM,
+    adapter_targets,
+    attention_fields,
+    dtype_fields,
+    image_caps,
+    quantized_fields,
+    vision_fields,
+    whole_module_fields,
+)
 from vramplan.frameworks.readers.ms_swift_rollout import ROLLOUT_NAMES
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
-    adapter_fields,
-    attention_field,
-    autocast_dtype,
     device_map_field,
     eval_batch_size,
     experts_field,
-    extra_adapter_fields,
     is_launched,
     leaf_module_fields,
     num_processes,
-    quant_storage_field,
-    read_dtype,
     reentrant_fields,
     trainer_fields,
 )
 from vramplan.frameworks.readers.video_sampling import from_environment
-from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigSource
+from vramplan.frameworks.settings import TRUE, ConfigReader, ConfigSource
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import FULL_NAMES, ConfigText, Pairs, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, batch_and_optimizer, reentrant_kwargs
@@ -51,8 +55,6 @@ METHOD_KEYS = ("tuner_type", "train_type", "sft_type")
 """Keys of the method in versions 4, 3 and 2."""
 WORLD_SIZE_KEY = "global_world_size"
 """The number of processes in the args.json that a run writes."""
-EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
-"""Names of all embeddings in `modules_to_save` of versions 3 and 2."""
 TITLES = {
     "sequence_classification": "sequence classification", "reward": "reward model", "embedding": "embedding",
     "reranker": "reranker", "generative_reranker": "generative reranker",
@@ -89,18 +91,18 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
     if config.boolean("use_liger", default=False):  # 2.x
         job |= ALL_KERNELS
-    job |= _dtypes(config, method)
-    job |= _quantized(config, needs_method=at_least(version, "3.0"), job=job)
+    job |= dtype_fields(config, method)
+    job |= quantized_fields(config, needs_method=at_least(version, "3.0"), job=job)
     if method == "lora":
-        job |= _adapters(config) | _extra_adapter_fields(config, job["dtype"])
-    job |= _vision_fields(config, method, freezes_tower=at_least(version, "3.0"))
+        job |= adapter_targets(config) | whole_module_fields(config, job["dtype"])
+    job |= vision_fields(config, method, freezes_tower=at_least(version, "3.0"))
     if config.boolean("gradient_checkpointing", default=True):
         job["checkpointing"] = "full"
     job.setdefault("checkpointing", "none")  # FSDP's own checkpointing is set in its configuration
     tower_mode = config.boolean("vit_gradient_checkpointing", "vit_use_gc", default=job["checkpointing"] == "full")
     if tower_mode != (job["checkpointing"] == "full"):
         raise config.unsupported("vit_gradient_checkpointing", "other than the language model's is not modelled yet")
-    job |= _attention(config)
+    job |= attention_fields(config)
     if ms_swift_rows.makes_packs(config) and config.has("packing_length"):
         job["sequence_length"] = config.integer("packing_length", default=2048)
     elif not at_least(version, "3.0") and config.string("max_length") == "-1":  # 2.6.1: llm/utils/argument.py
@@ -116,7 +118,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         if job.get("attention") != "flash":
             name = "packing" if config.boolean("packing", default=False) else "padding_free"
             raise ConfigError(f"{config.place(name)}: ms-swift stops at {name} without --attn_impl flash_attn")
-    job |= _image_caps(config)
+    job |= image_caps(config)
     device_map = _device_map(config, num_gpus, job, at_least(version, "3.0"))
     processes = 1 if device_map else _num_processes(config, num_gpus)
     job |= device_map or {"num_gpus": processes} | device_map_field(job)  # model/utils.py: get_default_device_map
@@ -202,13 +204,6 @@ def _num_train_samples(config: ConfigReader, held_back: float) -> Callable[[int]
     return num_train_samples
 
 
-def _attention(config: ConfigReader) -> dict[str, str]:
-    """attn_impl; in 2.x use_flash_attn, which false makes eager (2.6.1, swift/llm/utils/model.py)."""
-    if config.lowercase("use_flash_attn", default="") in (*TRUE, *FALSE):
-        return {"attention": "flash" if config.boolean("use_flash_attn", default=False) else "eager"}
-    return attention_field(config, "attn_impl", "use_flash_attn", "attn_implementation")
-
-
 def _version(config: ConfigReader, framework_version: str | None) -> tuple[str, str]:
     """The version that the method's key belongs to, else the installed or newest one."""
     method_key = next((name for name in reversed(METHOD_KEYS) if config.has(name)), None)
@@ -216,119 +211,6 @@ def _version(config: ConfigReader, framework_version: str | None) -> tuple[str, 
     if method_key is not None and framework_version is None:
         return versions[method_key], f"from its {method_key}"
     return resolve_version(PACKAGE, framework_version, NEWEST)
-
-
-def _dtypes(config: ConfigReader, method: str) -> dict[str, str]:
-    """`torch_dtype` also chooses autocast; fp32 weights get fp16 autocast (sft_args.py)."""
-    stored_dtype = read_dtype(config, "torch_dtype", "dtype")
-    if stored_dtype is None:
-        model = config.source.model
-        published = None if model is None else model.config_dtype
-        assumption = "taken as bf16" if published is None else published
-        config.note("default", "torch_dtype", f"not set: the one that config.json names, {assumption}")
-        stored_dtype = published or "bf16"
-    autocast = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp16"}[stored_dtype]
-    if config.has("bf16", "fp16"):
-        autocast = autocast_dtype(config)
-    if stored_dtype == "fp32" and autocast == "fp16":
-        config.note("warning", "torch_dtype", "float32 weights make ms-swift train under fp16 autocast, not bf16")
-    if stored_dtype == "fp16" and method == "full":
-        stored_dtype = "fp32"
-    return {"dtype": stored_dtype, "autocast": autocast}
-
-
-def _quantized(config: ConfigReader, needs_method: bool, job: dict[str, Any]) -> dict[str, Any]:
-    """Bitsandbytes in four or eight bits; vision tower and projector are not quantized (quant_args.py).
-
-    Since version 3 nothing is quantized unless quant_method is set. `quantize_vision` is set in any case: changes that
-    are proposed quantize too.
-    """
-    plain = {"quantize_vision": False}
-    bits = config.integer("quant_bits", "quantization_bit", default=0, least=0)
-    if bits and needs_method and not config.has("quant_method"):
-        config.note("warning", "quant_bits", "has no effect without quant_method: nothing is quantized")
-        return plain
-    if not bits:
-        return plain
-    if config.lowercase("quant_method", default="bnb") != "bnb":
-        raise config.unsupported("quant_method")
-    if bits == 8:
-        return plain | {"quantize": "int8"}
-    if bits != 4:
-        raise config.unsupported("quant_bits" if config.has("quant_bits") else "quantization_bit")
-    # _init_bnb computes in fp32 over fp16 weights
-    double_quant = config.boolean("bnb_4bit_use_double_quant", default=True)
-    stored_dtype = job["dtype"]
-    compute_dtype = read_dtype(config, "bnb_4bit_compute_dtype") or ("bf16" if stored_dtype == "bf16" else "fp32")
-    if stored_dtype == "fp32" or compute_dtype != stored_dtype:
-        raise config.unsupported(
-            "bnb_4bit_compute_dtype",
-            f"is taken as {compute_dtype}; computing so over {stored_dtype} is not modelled yet",
-        )
-    return plain | {"quantize": "nf4", "double_quant": double_quant} | quant_storage_field(config, job)
-
-
-def _adapters(config: ConfigReader) -> dict[str, Any]:
-    job = adapter_fields(config, "lora_rank", dropout_keys=("lora_dropout", "lora_dropout_p"), default_dropout=0.05)
-    names = config.strings("target_modules", "lora_target_modules")
-    names = tuple(names[0].split()) if len(names) == 1 else names
-    targets = [target for target in names if target.lower() not in ("all-linear", "all")]
-    if any(target.startswith("all-") for target in targets) or 0 < len(targets) < len(names):
-        raise config.unsupported("target_modules" if config.has("target_modules") else "lora_target_modules")
-    if targets and targets != ["DEFAULT"]:
-        job["lora_targets"] = tuple(targets)
-    return job
-
-
-def _extra_adapter_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
-    """DoRA and fully trained modules; trained fp16 weights become fp32 (pipelines/train/tuner.py)."""
-    job = extra_adapter_fields(
-        config, "use_dora", "modules_to_save" if config.has("modules_to_save") else "lora_modules_to_save"
-    )
-    if "modules_to_save" in job:
-        job["modules_to_save"] = tuple(EMBEDDINGS.get(module.lower(), module) for module in job["modules_to_save"])
-        if {"all-norm", "LN"} & {*job["modules_to_save"]}:
-            raise config.unsupported("modules_to_save")
-        job |= {"saved_dtype": "fp32"} if dtype == "fp16" else {}
-    return job
-
-
-def _vision_fields(config: ConfigReader, method: str, freezes_tower: bool) -> dict[str, str]:
-    """Training of vision tower and projector; 2.x did not freeze the tower."""
-    trained = "train" if method == "full" else "lora"
-    job = {}
-    for part, name, default in (("vision", "freeze_vit", freezes_tower), ("projector", "freeze_aligner", True)):
-        if not config.boolean(name, default=default):
-            job[part] = trained
-    return job
-
-
-MINICPM = "minicpm-v-4"
-"""Part of the names of models whose template has limits of its own (swift 4.6, template/templates/minicpm.py)."""
-
-
-def _image_caps(config: ConfigReader) -> dict[str, Any]:
-    """Caps on images, from the environment or from the command itself."""
-    job: dict[str, Any] = {}
-    model = str(config.string("model", "model_id_or_path")).lower()
-    tiles = "MAX_SLICE_NUMS" if MINICPM in model else "MAX_NUM"
-    for field, variable in (("max_pixels", "MAX_PIXELS"), ("min_pixels", "MIN_PIXELS"), ("max_tiles", tiles)):
-        value = config.variable(variable)
-        if value is not None and value.isdigit():
-            job[field] = int(value)
-    if config.has("max_pixels"):
-        job["max_pixels"] = config.integer("max_pixels", default=1)
-    tokens = config.variable("IMAGE_MAX_TOKEN_NUM")
-    if tokens is not None and tokens.isdigit():  # swift/model/models/qwen.py
-        side = 32 if "qwen3" in model else 28
-        job["max_pixels"] = int(tokens) * side * side
-    if (config.variable("DOWNSAMPLE_MODE") or "16x") != "16x" and MINICPM in model:
-        raise config.unsupported(
-            "DOWNSAMPLE_MODE",
-            "other than 16x is not read: check a copy without it, and with --model FOLDER, whose config.json has"
-            " downsample_mode",
-        )
-    return job
 
 
 def _num_processes(config: ConfigReader, num_gpus: int) -> int:
