@@ -40,6 +40,9 @@ WITH_CROSS_ENTROPY: tuple[dict[str, Any], ...] = (
 )
 """The same with sft_alpha."""
 
+LARGER_VOCABULARY = {"teacher": "qwen2.5-7b"}
+"""A teacher with more words than Qwen2.5's small models."""
+
 
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the student, keys of its configuration, the job with its teacher."""
@@ -49,6 +52,8 @@ def cases() -> Iterator[dict[str, Any]]:
             yield {"model": student, "config": config, "job": {**own, "teacher": teacher, **settings, **job}}
     for job in OF_LLAMA:
         yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher": LLAMA[1], **job}}
+    for job in ({"prompt_length": 100}, {**FULL, "micro_batch_size": 4, "sequence_length": 1024}, {**ROW}):
+        yield {"model": "qwen2.5-0.5b", "config": {LAYERS: 6}, "job": {**own, **LARGER_VOCABULARY, **job}}
     in_one_row = ({**ROW, **job} for job in IN_ONE_ROW)
     for job in (*in_one_row, *({**job, "adds_cross_entropy": True} for job in WITH_CROSS_ENTROPY)):
         yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher": LLAMA[1], **job}}

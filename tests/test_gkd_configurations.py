@@ -43,7 +43,8 @@ def script(folder: Path, trainer: str, options: str = "", before: str = "") -> J
 def test_the_first_line_names_the_teacher(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"{COMMAND} --dtype bfloat16")
-    assert ", GKD, teacher Qwen2-1.5B-Instruct, full fine-tuning, bf16, " in read_as(check(path, "h100", num_gpus=1))
+    expected = ", GKD, teacher Qwen2-1.5B-Instruct, transformers' generate, full fine-tuning, bf16, "
+    assert expected in read_as(check(path, "h100", num_gpus=1))
 
 
 def test_the_example_script_loads_the_teacher_as_the_student(tmp_path: Path) -> None:

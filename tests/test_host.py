@@ -100,6 +100,7 @@ import torch, transformers
 def anonymous():
     lines = open("/proc/self/smaps_rollup").read().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous"))
+transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=64))
 before = anonymous()
 model = transformers.AutoModelForCausalLM.from_pretrained({path!r}, dtype=torch.{dtype})
 print(anonymous() - before)

@@ -249,7 +249,8 @@ def test_what_its_flags_are_refused_for(words: str, said: str) -> None:
 
 
 def test_models_on_the_actors_gpus() -> None:
-    rewarded = f"{OLD} --colocate_all_models --reward_pretrain Qwen/Qwen2.5-1.5B".replace("--remote_rm_url", "--x")
+    alone = OLD.replace("--remote_rm_url http://localhost:5000 ", "")
+    rewarded = f"{alone} --colocate_all_models --reward_pretrain Qwen/Qwen2.5-1.5B"
     job = parsed(rewarded).job
     assert (job["reward_model"], job["openrlhf"]["processes"]) == ("Qwen/Qwen2.5-1.5B", 2)
     assert "critic" not in job["openrlhf"]

@@ -28,8 +28,8 @@ def refusal(target: Any, **given: Any) -> str:
         ("llamafactory-cli train --stage rm --do_train --model_name_or_path Qwen/Qwen2.5-0.5B --finetuning_type full"
          " --bf16 --deepspeed examples/deepspeed/ds_z3_config.json --per_device_train_batch_size 1",
          "use ZeRO-2, or finetuning_type lora"),
-        (f"swift sft --task_type embedding --loss_type infonce --model Qwen/Qwen3-Embedding-0.6B {PREFERENCE}"
-         " --deepspeed zero3", "use deepspeed zero2"),
+        (f"swift rlhf --rlhf_type rm --model Qwen/Qwen2.5-0.5B {PREFERENCE} --deepspeed zero3_offload",
+         "use deepspeed zero2 and no offloading"),
     ],
 )  # fmt: skip
 def test_a_refusal_has_no_flags_of_estimate(line: str, said: str) -> None:

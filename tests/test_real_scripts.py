@@ -125,3 +125,27 @@ def test_a_recipe_of_grpo_is_not_the_alignment_handbooks(tmp_path: Path) -> None
     )
     with pytest.raises(UnsupportedError, match=r"no script of GRPO; .* give framework=trl task=grpo"):
         check(recipe, gpu="24GB")
+
+
+REWARD = """\
+from transformers import AutoModelForSequenceClassification
+from trl import RewardConfig, RewardTrainer
+model = AutoModelForSequenceClassification.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct"{labels})
+RewardTrainer(model=model, args=RewardConfig(output_dir="out", bf16=True), train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(("labels", "doubts"), [("", ["num_labels"]), (", num_labels=1", [])])
+def test_a_reward_models_labels_are_config_jsons_unless_given(labels: str, doubts: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "reward.py"
+    script.write_text(REWARD.format(labels=labels))
+    verdict = check(script, gpu="24GB", framework_version="1.16.0")
+    assert [note.key for note in verdict.reading.notes if note.kind == "doubt"] == doubts
+
+
+def test_trl_stops_at_a_reward_model_of_two_labels(tmp_path: Path) -> None:
+    script = tmp_path / "reward.py"
+    script.write_text(REWARD.format(labels=", num_labels=2"))
+    with pytest.raises(ConfigError, match=r"num_labels is 2: RewardTrainer of TRL 1\.16\.0 stops"):
+        check(script, gpu="24GB", framework_version="1.16.0")
+    assert check(script, gpu="24GB", framework_version="0.23.1").fits

@@ -96,7 +96,7 @@ def test_one_line_says_what_is_wrong(function: str, given: dict[str, Any], said:
     [
         ({"model_type": "llama9", "transformers_version": "6.2.0"}, "written by transformers 6.2.0"),
         ({"model_type": "mine", "auto_map": {"AutoModel": "modeling_mine.Mine"}}, "add trust_remote_code"),
-        ({"model_type": "beit", "hidden_size": 64}, "no causal language model of type 'beit'"),
+        ({"model_type": "beit", "hidden_size": 64, "num_hidden_layers": 2}, "no causal language model of type 'beit'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "refuses the configuration"),
     ],
 )

@@ -47,7 +47,7 @@ def test_all_runs_agree_with_trl() -> None:
         ({"task": "dpo", "method": "full", "reference": "adapters_off"}, "there are no adapters"),
         ({"task": "kto", "batches": "packed"}, "packs no"),
         ({"task": "dpo", "loop": "plain"}, "use loop=trainer"),
-        ({"task": "reward", "strategy": "fsdp", "num_gpus": 2}, "strategy=fsdp with task=reward was not compared"),
+        ({"task": "reward", "loss": "two_forwards", "strategy": "zero3", "num_gpus": 2}, "use strategy=zero2"),
         ({"task": "dpo", "lengths": (128, 256)}, "longest"),
         ({"prompt_length": 100}, "no meaning"),
         ({"task": "dbo"}, "task"),

@@ -15,7 +15,6 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import names_setting
 from vramplan.inputs.model_spec import ModelSpec
-from vramplan.inputs.task_rules import OF_FRAMEWORKS
 from vramplan.memory.fused_attention import FusedAttention
 
 TEACHER_STACK = 2
@@ -47,7 +46,8 @@ def check_teacher(spec: ModelSpec, teacher: ModelSpec, job: Job, gpu: Gpu) -> li
     """Check a teacher with its student; returns notes.
 
     Raises:
-        VramplanError: for a teacher of another vocabulary, which TRL refuses, or one that is not supported.
+        VramplanError: for a teacher of another vocabulary, which TRL refuses, or one that is not supported; ms-swift's
+            may have more words than the student.
     """
     with names_setting("teacher", teacher.name):
         model = architecture_of(teacher)
@@ -57,11 +57,15 @@ def check_teacher(spec: ModelSpec, teacher: ModelSpec, job: Job, gpu: Gpu) -> li
         notes = check_model(teacher, model, teacher_job(job))
         student = architecture_of(spec)
         own, other = (one.architecture.shape(one.config).vocabulary for one in (student, model))
-        if own != other:
+        if own != other and not (job.loss == "logits_to_keep" and own < other):  # which ms-swift pads
+            if job.loss == "logits_to_keep":
+                raise UnsupportedError(
+                    f"the student model has vocab_size {own} but the teacher model has vocab_size {other}: ms-swift"
+                    " pads the teacher's logits, which is not modelled; a teacher with as many words or more is"
+                )
             raise ConfigError(
                 f"the student model has vocab_size {own} but the teacher model has vocab_size {other}: GKD compares the"
-                f" teacher's full next-token distribution, and {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires a teacher"
-                " with the same vocab_size"
+                " teacher's full next-token distribution, and TRL requires a teacher with the same vocab_size"
             )
     return notes
 

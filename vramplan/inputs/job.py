@@ -286,21 +286,19 @@ class Job(Record):
     With `task` dpo: chunked is that of TRL from 1.15 on, standard of 1.6 to 1.13, sliced of 0.29 to 1.5,
     concatenated_states of 0.19 to 0.28, whose forward returns all hidden states too, concatenated of 0.15 to 0.18,
     liger of 1.0 to 1.12 with use_liger_kernel (grpo too). With `task` kto: chunked the same, standard is that of TRL
-    1.9 to 1.13, copied_logits of 0.18 to 1.5.
-    With `task` orpo, cpo and simpo: fused_log_probs is that of TRL from 1.14 on, whose kernel keeps numbers of tokens
-    alone, standard of 0.19 to 1.13, of later ones without Triton, and of ms-swift.
-    With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
+    1.9 to 1.13, copied_logits of 0.18 to 1.5. With `task` orpo, cpo and simpo: fused_log_probs is that of TRL from 1.14
+    on, whose kernel keeps numbers of tokens alone, standard of 0.19 to 1.13, of later ones without Triton, and of
+    ms-swift. With `task` gkd: standard is that of TRL 1.7 on, sliced of 0.19 to 1.6, which compares completions alone,
     chunked that of TRL's DistillationTrainer (1.16), which makes logits of both by tiles and runs without autocast,
-    logits_to_keep is ms-swift's, which compares 512 tokens of them at a time.
-    With `task` dpo and kto: log_softmax is LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is
-    ms-swift's, of the logits from the first answer's first token on (grpo too: those of completions, divided where they
-    lie); liger_logits_to_keep is its GRPO with use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax
-    is torchtune's, of fp32 logits divided by a temperature, with the reference's logits kept until the next. With
-    `task` grpo and rloo: divided_in_place is that of TRL 1.0 to 1.9, which divides whole logits by the temperature
-    where they lie. axolotl_log_probs is axolotl's, TRL 1.9's trainers with a kernel of its own. With
-    `task` reward: standard is TRL's, of a model with one number for a text, two_forwards that of TRL 0.15 to 0.23,
-    which runs chosen and rejected texts apart, value_head LLaMA-Factory's, of a whole
-    language model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
+    logits_to_keep is ms-swift's, which compares 512 tokens of them at a time. With `task` dpo and kto: log_softmax is
+    LLaMA-Factory's, of all logits in fp32 at once; logits_to_keep is ms-swift's, of the logits from the first answer's
+    first token on (grpo too: those of completions, divided where they lie); liger_logits_to_keep is its GRPO with
+    use_liger_kernel, which scores so. With `task` dpo: scaled_log_softmax is torchtune's, of fp32 logits divided by a
+    temperature, with the reference's logits kept until the next. With `task` grpo and rloo: divided_in_place is that of
+    TRL 1.0 to 1.9, which divides whole logits by the temperature where they lie. axolotl_log_probs is axolotl's, TRL
+    1.9's trainers with a kernel of its own. With `task` reward: standard is TRL's, of a model with one number for a
+    text, two_forwards that of TRL 0.15 to 0.23, which runs chosen and rejected texts apart, value_head LLaMA-Factory's,
+    of a whole language model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),
     rms_norm, layer_norm (of vision towers), swiglu and geglu (gated feed-forward)."""

@@ -20,8 +20,8 @@ def read_as(verdict: Verdict) -> str:
     facts = [
         " ".join(filter(None, (config.framework, config.version))),
         config.task,
-        engine(job),
         "" if job.teacher is None else f"teacher {job.teacher.rpartition('/')[2]}",
+        engine(job),
         method(job),
         dtype,
         "any length" if len(lengths) > 1 else f"{_length(verdict)}{unlimited}",

@@ -9,7 +9,7 @@ into further copies, which live on beside what each chunk saves for backward.
 from __future__ import annotations
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Tensor
+from vramplan.analytic.autograd.graph import Grads, Tensor
 from vramplan.analytic.batch import Batch, in_one_row
 from vramplan.analytic.layers.divergence import kl_div, mixed
 from vramplan.analytic.layers.label_log_probs import log_softmax
@@ -22,6 +22,7 @@ from vramplan.analytic.tasks.whole_logits import logits_and_loss, logits_of
 
 CHUNK = 512
 """Tokens that are compared at a time."""
+SCALED = "logits divided by the temperature"
 
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
@@ -38,11 +39,11 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     with without_gradients(net, phase, name="teacher") as taught:
         teacher, cache = teacher_outputs(net, setting, taught, batch, scored + 1)
     tape.module = "loss"
-    rows, kept, vocabulary = student.shape
+    rows, kept, _ = student.shape
     labels = [tape.empty((rows, kept), "int64", "labels rolled by one") for _ in range(2)]
     masks = [tape.empty((rows, kept), "bool", "tokens that count") for _ in range(2)]
-    active = [_chosen(one, (rows * scored, vocabulary)) for one in (student, teacher)]
-    scaled = [ops.scale(one, "logits divided by the temperature") for one in active]
+    active = [_chosen(one, (rows * scored, one.shape[-1])) for one in (student, teacher)]
+    scaled = [ops.scale(_padded(active[0], teacher.shape[-1]), SCALED), ops.scale(active[1], SCALED)]
     total = _in_chunks(scaled[0], scaled[1], job.divergence)
     loss = ops.scale(total, "loss")
     if cross_entropy is not None:
@@ -55,6 +56,28 @@ def _chosen(logits: Tensor, shape: tuple[int, int]) -> Tensor:
     """``logits[mask]``."""
     positions = logits.tape.empty((shape[0], 2), "int64", "positions of the tokens that count")
     return ops.gathered(logits, shape, "logits of the tokens that count")
+
+
+def _padded(logits: Tensor, width: int) -> Tensor:
+    """The student's logits with those that only the teacher has, which are the teacher's (gkd_loss.py: _align_vocab).
+
+    ``F.pad``, whose backward copies what was there, then a slice that is set, whose backward copies the whole gradient
+    (torch 2.13, autograd/functions/tensor.cpp: CopySlices).
+    """
+    tape, like = logits.tape, logits.like
+    if logits.shape[-1] == width:
+        return logits
+
+    def without_padding(grad: Tensor) -> Grads:
+        return [ops.new_like(tape, like, "gradient without the padding")]
+
+    def whole(grad: Tensor) -> Grads:
+        return [ops.new_like(tape, grad.like, "gradient of the padded logits, copied")]
+
+    padded = ops.output(
+        tape.node((logits,), without_padding), tape, (logits.shape[0], width), logits.dtype, "padded logits"
+    )
+    return Tensor(tape, padded.storage, padded.shape, padded.dtype, tape.node((padded,), whole))
 
 
 def _in_chunks(student: Tensor, teacher: Tensor, kind: str) -> Tensor:

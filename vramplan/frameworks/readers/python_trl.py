@@ -11,7 +11,7 @@ from vramplan.frameworks.readers import python_ppo
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_gkd import TEACHER, TEACHER_DTYPE
-from vramplan.frameworks.readers.trl_trainers import CLASSES, TRAINER_KEY
+from vramplan.frameworks.readers.trl_trainers import CLASSES, LABELS_KEY, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -80,6 +80,9 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
         settings |= _teacher(run.trainer)
     if task == "ppo":
         settings |= python_ppo.settings_of(run, run.trainer, model)
+    if task == "reward" and model is not None and model.load.last == "from_pretrained":
+        labels = model.load.keywords.get("num_labels")
+        settings[LABELS_KEY] = labels or ConfigValue(None, model.load.place)
     if model is not None and model.adapters is not None and not run.peft_configs:
         settings["peft_model"] = ConfigValue(True, model.adapters.place)
     return settings

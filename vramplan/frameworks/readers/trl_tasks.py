@@ -14,7 +14,7 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_gkd, trl_grpo, trl_ppo
 from vramplan.frameworks.readers.trl_liger import with_liger
 from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
-from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH
+from vramplan.frameworks.readers.trl_trainers import LABELS_KEY, PROMPT_LENGTH
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
 from vramplan.inputs.job_values import ROLLOUTS
@@ -202,9 +202,37 @@ def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields = _dpo(config, loss, job) if task == "dpo" else _cpo(config) if task == "cpo" else {}
     if task == "kto":
         _check_kto(config, job)
+    if task == "reward":
+        _check_labels(config, version)
     if TRAINERS[task].reference:
         fields |= _reference(config, task, version)
     return fields | _lengths(config, task, version)
+
+
+def _check_labels(config: ConfigReader, version: str) -> None:
+    """A reward model has one label; TRL checks a model that the script loads (0.29, reward_trainer.py: __init__).
+
+    Without `num_labels` transformers takes config.json's, or two.
+
+    Raises:
+        ConfigError: for another number.
+    """
+    if LABELS_KEY not in config.source.settings or not at_least(version, "0.29"):
+        return
+    config.read_keys.add(LABELS_KEY)
+    value = config.source.settings[LABELS_KEY].value
+    if value is None:
+        config.note(
+            "doubt",
+            "num_labels",
+            f"is not given where the model is loaded: RewardTrainer of TRL {version} stops unless config.json has one"
+            " label, as that of a reward model; give num_labels=1",
+        )
+    if isinstance(value, int) and value != 1:
+        raise ConfigError(
+            f"{config.place(LABELS_KEY)}: num_labels is {value}: RewardTrainer of TRL {version} stops; load the model"
+            " with num_labels=1"
+        )
 
 
 def _reference(config: ConfigReader, task: str, version: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
 TRAINER_KEY = "trainer"
 """The key under which a script's trainer, or ``check --task``, says the task; SFT for none of these."""
+LABELS_KEY = "loaded_labels"
+"""The key under which a script says with how many labels it loads a reward model; null if it does not say."""
 WITHOUT_DTYPE = "without_dtype"
 """The key that says that a script loads its model by from_pretrained without a dtype."""
 CLASSES: Mapping[str, str] = {
