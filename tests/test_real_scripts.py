@@ -149,3 +149,32 @@ def test_trl_stops_at_a_reward_model_of_two_labels(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_labels is 2: RewardTrainer of TRL 1\.16\.0 stops"):
         check(script, gpu="24GB", framework_version="1.16.0")
     assert check(script, gpu="24GB", framework_version="0.23.1").fits
+
+
+TOKENIZER = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import {name}Config, {name}Trainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+words = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-0.5B")
+arguments = {name}Config(output_dir="out", bf16=True, max_length=512)
+{name}Trainer(model=model, args=arguments, train_dataset=data, tokenizer=words).train()
+"""
+
+
+@pytest.mark.parametrize(("name", "loss"), [("SFT", None), ("DPO", "concatenated"), ("Reward", "two_forwards")])
+def test_a_trainers_tokenizer_tells_the_version(name: str, loss: str | None, tmp_path: Path) -> None:
+    """transformers 4, which such versions need, loads a model in fp32 if nothing says another dtype."""
+    script = tmp_path / "train.py"
+    script.write_text(TOKENIZER.format(name=name))
+    parsed = read(from_path(script, None, {}), 1)
+    assert "from its tokenizer" in parsed.version
+    assert (parsed.job["dtype"], parsed.job.get("loss")) == ("fp32", loss)
+    with pytest.raises(ConfigError, match=r"TRL 1\.16\.0 stops at tokenizer=; it takes processing_class="):
+        read(from_path(script, None, {}), 1, "1.16.0")
+
+
+def test_a_version_that_is_not_modelled_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TOKENIZER.format(name="KTO"))
+    with pytest.raises(UnsupportedError, match=r"KTOTrainer of TRL 0\.13\.0 is not modelled"):
+        read(from_path(script, None, {}), 1)

@@ -236,7 +236,7 @@ JOB_FLAGS = {
         " standard, sliced, concatenated_states, concatenated (kto: chunked, standard, copied_logits); log_softmax of"
         " LLaMA-Factory, logits_to_keep of ms-swift, scaled_log_softmax of torchtune; with --task orpo, cpo, simpo"
         " fused_log_probs (TRL 1.14 on) or standard; with --task grpo, rloo divided_in_place (TRL 1.0 to 1.9);"
-        " axolotl_log_probs of axolotl's rl; with --task reward two_forwards (TRL 0.15 to 0.23), value_head of"
+        " axolotl_log_probs of axolotl's rl; with --task reward two_forwards (TRL 0.14 to 0.23), value_head of"
         " LLaMA-Factory (standard).",
     ),
     "fused_kernels": Flag(

@@ -297,7 +297,7 @@ class Job(Record):
     temperature, with the reference's logits kept until the next. With `task` grpo and rloo: divided_in_place is that of
     TRL 1.0 to 1.9, which divides whole logits by the temperature where they lie. axolotl_log_probs is axolotl's, TRL
     1.9's trainers with a kernel of its own. With `task` reward: standard is TRL's, of a model with one number for a
-    text, two_forwards that of TRL 0.15 to 0.23, which runs chosen and rejected texts apart, value_head LLaMA-Factory's,
+    text, two_forwards that of TRL 0.14 to 0.23, which runs chosen and rejected texts apart, value_head LLaMA-Factory's,
     of a whole language model with a value head, kept_log_probs OpenRLHF's, of a model with a number for each token."""
     fused_kernels: tuple[FusedKernel, ...] = ()
     """Layers that Liger's kernels compute, where the model has them and Liger replaces them: rope (rotary embedding),

@@ -196,7 +196,7 @@ TRL_VERSIONS = {
     "concatenated_states": "0.19 to 0.28",
     "concatenated": "0.15 to 0.18",
     "copied_logits": "0.18 to 1.5",
-    "two_forwards": "0.15 to 0.23",
+    "two_forwards": "0.14 to 0.23",
 }
 """Versions of TRL by the loss that they have."""
 ENGINES = {

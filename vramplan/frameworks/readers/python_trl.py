@@ -11,7 +11,7 @@ from vramplan.frameworks.readers import python_ppo
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_gkd import TEACHER, TEACHER_DTYPE
-from vramplan.frameworks.readers.trl_trainers import CLASSES, LABELS_KEY, TRAINER_KEY
+from vramplan.frameworks.readers.trl_trainers import CLASSES, LABELS_KEY, TOKENIZER_KEY, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -42,6 +42,12 @@ def moved(run: Run) -> Settings:
     """Arguments of TRL's former trainers, which unsloth hands to their configuration (trainer.py)."""
     keywords = run.trainer.call.keywords if run.trainer is not None else {}
     return {name: keywords[name] for name in MOVED if name in keywords}
+
+
+def former_arguments(run: Run) -> Settings:
+    """The trainer's `tokenizer`, which tells the version: TRL takes a `processing_class` since."""
+    value = None if run.trainer is None else run.trainer.call.keywords.get(TOKENIZER_KEY)
+    return {} if value is None or value.value is None else {TOKENIZER_KEY: ConfigValue(True, value.place)}
 
 
 def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = True) -> Settings:

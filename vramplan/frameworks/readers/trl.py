@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
@@ -51,6 +52,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
     if framework_version is None:
         version, where = _version_of(config, task, version) or (version, where)
+    _check_tokenizer(config, task, version)
     job = trainer_fields(config) | _strategy(config)
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
@@ -124,12 +126,28 @@ def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[st
     if task == "ppo" and not at_least(trl_ppo.LAST, newest):
         return trl_ppo.LAST, "the last with PPOTrainer"
     last_versions = trl_tasks.LAST_VERSIONS[task] if task else LAST_VERSIONS
+    if task in trl_trainers.LAST_WITH_TOKENIZER:
+        last_versions = {trl_trainers.TOKENIZER_KEY: trl_trainers.LAST_WITH_TOKENIZER[task], **last_versions}
     known = ((last, f"from its {key}") for key, last in last_versions.items() if config.has(key))
     return min(
         (found for found in known if not task or not at_least(found[0], newest)),
         key=lambda found: version_numbers(found[0]),
         default=None,
     )
+
+
+def _check_tokenizer(config: ConfigReader, task: str | None, version: str) -> None:
+    """Refuse a trainer's `tokenizer` in versions that stop at it.
+
+    Raises:
+        ConfigError: naming the argument that took its place.
+    """
+    key, last = trl_trainers.TOKENIZER_KEY, trl_trainers.LAST_WITH_TOKENIZER.get(task)
+    if not config.has(key) or task == "ppo":
+        return
+    config.read_keys.add(key)
+    if last is None or (version != last and at_least(version, last)):
+        raise ConfigError(f"{config.place(key)}: TRL {version} stops at tokenizer=; it takes processing_class=")
 
 
 def _is_bare(config: ConfigReader, version: str) -> bool:

@@ -59,7 +59,7 @@ TRAINERS: Mapping[str, Trainer] = {
     ),
     "orpo": Trainer("ORPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
     "cpo": Trainer("CPOTrainer", (("0.19", "standard"), ("1.14", "fused_log_probs"))),
-    "reward": Trainer("RewardTrainer", (("0.15", "two_forwards"), ("0.24", "standard")), ("0", "0.26")),
+    "reward": Trainer("RewardTrainer", (("0.14", "two_forwards"), ("0.24", "standard")), ("0", "0.26")),
     "grpo": Trainer("GRPOTrainer", (("0.18", "standard"), *SINCE_1_0), ("0.22", "0.26")),
     "rloo": Trainer("RLOOTrainer", (("0.22", "standard"), *SINCE_1_0), ("0.22", "0.27")),
     "gkd": Trainer("GKDTrainer", (("0.19", "sliced"), ("1.7", "standard")), ("0", "0.27")),

@@ -18,6 +18,15 @@ PROMPT_LENGTH = 512
 """Tokens that DPO keeps of a prompt up to 0.28 by default, and GRPO up to 0.25."""
 TRAINER_KEY = "trainer"
 """The key under which a script's trainer, or ``check --task``, says the task; SFT for none of these."""
+TOKENIZER_KEY = "tokenizer"
+"""The key under which a script hands its trainer a tokenizer, as TRL's took up to :data:`LAST_WITH_TOKENIZER`."""
+LAST_WITH_TOKENIZER: Mapping[str | None, str] = {
+    **dict.fromkeys((None, "dpo"), "0.15.2"),
+    **dict.fromkeys(("reward", "orpo"), "0.14.0"),
+    **dict.fromkeys(("kto", "cpo", "rloo"), "0.13.0"),
+    "gkd": "0.12.2",
+}
+"""By task, None for supervised fine-tuning (trl 0.12 to 0.16, trainer/*_trainer.py: deprecate_kwarg)."""
 LABELS_KEY = "loaded_labels"
 """The key under which a script says with how many labels it loads a reward model; null if it does not say."""
 WITHOUT_DTYPE = "without_dtype"
