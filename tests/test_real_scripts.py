@@ -178,3 +178,18 @@ def test_a_version_that_is_not_modelled_is_named(tmp_path: Path) -> None:
     script.write_text(TOKENIZER.format(name="KTO"))
     with pytest.raises(UnsupportedError, match=r"KTOTrainer of TRL 0\.13\.0 is not modelled"):
         read(from_path(script, None, {}), 1)
+
+
+def test_transformers_trainer_with_a_tokenizer_is_that_of_version_4(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        TOKENIZER.format(name="")
+        .replace("Config(", "TrainingArguments(")
+        .replace(", max_length=512", "")
+        .replace("import Config", "import TrainingArguments")
+        .replace("from trl", "from transformers")
+    )
+    parsed = read(from_path(script, None, {}), 1)
+    assert (parsed.version, parsed.job["dtype"]) == ("4.57.6 (from its tokenizer)", "fp32")
+    with pytest.raises(ConfigError, match=r"transformers 5\.2\.0 stops at tokenizer="):
+        read(from_path(script, None, {}), 1, "5.2.0")

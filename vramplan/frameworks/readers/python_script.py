@@ -130,8 +130,7 @@ def settings_of(script: Script) -> tuple[str, Settings]:
     settings.pop("model_init_kwargs", None)
     if classifiers.TASK_KEY not in settings:
         settings.pop("lora_task_type", None)
-    if is_trl:
-        settings |= python_trl.former_arguments(run)
+    settings |= python_trl.former_arguments(run, is_trl)
     if task is not None:
         settings |= python_trl.settings_of(task, run, model)
     if model is not None:

@@ -29,6 +29,8 @@ REFUSED: Mapping[str, str] = {
 HALVES = ("compute_metrics", "preprocess_logits_for_metrics")
 """Arguments with which an evaluation holds all logits."""
 LOADING = ("dtype", "torch_dtype", "quantization_config", "load_in_4bit", "load_in_8bit", "num_labels")
+OF_TRANSFORMERS = ("Trainer", "Seq2SeqTrainer")
+"""transformers' own trainers."""
 COPIES = ("create_reference_model", "deepcopy")
 """Functions that make a second model like the first."""
 
@@ -44,9 +46,11 @@ def moved(run: Run) -> Settings:
     return {name: keywords[name] for name in MOVED if name in keywords}
 
 
-def former_arguments(run: Run) -> Settings:
-    """The trainer's `tokenizer`, which tells the version: TRL takes a `processing_class` since."""
-    value = None if run.trainer is None else run.trainer.call.keywords.get(TOKENIZER_KEY)
+def former_arguments(run: Run, is_trl: bool) -> Settings:
+    """The trainer's `tokenizer`, which tells the version: TRL and transformers take a `processing_class` since."""
+    if run.trainer is None or not (is_trl or run.trainer.call.last in OF_TRANSFORMERS):
+        return {}
+    value = run.trainer.call.keywords.get(TOKENIZER_KEY)
     return {} if value is None or value.value is None else {TOKENIZER_KEY: ConfigValue(True, value.place)}
 
 

@@ -37,6 +37,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     vision_fields,
 )
 from vramplan.frameworks.readers.transformers_examples import BLOCKS, read_example
+from vramplan.frameworks.readers.trl_trainers import TOKENIZER_KEY
 from vramplan.frameworks.readers.zero_config import stage_defaults
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers import nodes, python_scripts
@@ -50,12 +51,21 @@ PACKAGE, NEWEST = "transformers", "5.23.0"
 LAST_WITH_EVALUATION_STRATEGY = "4.50.3"
 """The last version whose TrainingArguments take that name of eval_strategy (training_args.py; not in 4.51.3)."""
 
+LAST_WITH_TOKENIZER = "4.57.6"
+"""The last version whose Trainer takes a `tokenizer` (trainer.py: deprecate_kwarg)."""
+
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a script around the Trainer, by its flags, its Python calls, or TrainingArguments as JSON."""
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
     if framework_version is None and config.has("evaluation_strategy") and at_least(version, "4.51"):
         version, where = LAST_WITH_EVALUATION_STRATEGY, "from its evaluation_strategy"
+    if config.has(TOKENIZER_KEY):
+        if framework_version is None and at_least(version, "5.0"):
+            version, where = LAST_WITH_TOKENIZER, "from its tokenizer"
+        if at_least(version, "5.0"):
+            place = config.place(TOKENIZER_KEY)
+            raise ConfigError(f"{place}: transformers {version} stops at tokenizer=; it takes processing_class=")
     model = config.string("model_name_or_path", "model", "model_id")
     job = trainer_fields(config)
     stored = read_dtype(config, "dtype", "torch_dtype")
