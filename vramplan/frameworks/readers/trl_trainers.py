@@ -118,7 +118,7 @@ def task_of(config: ConfigReader) -> str | None:
 
 
 def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: ConfigReader | None = None) -> str | None:
-    """The same of a file by itself: by its keys, then by the command in its comment, then by its or its folder's name."""
+    """The same of a file by itself: by its keys, by the command in its comment, by its name or its folder's."""
     tasks, telling = _candidates(settings)
     commented = None if config is None else task_of_comment(config.source.comment)
     if commented == "sft" and not telling:
