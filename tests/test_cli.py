@@ -232,7 +232,8 @@ FLAGS = {
     " --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop"
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop"
     " --strategy --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles"
     " --vision --projector --solve --prefer --warmup-ratio"
     " --offload --job --samples --epochs --base-lr --base-batch"
@@ -249,7 +250,8 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop --strategy --offload --job --verbose --json"
     " --help",
     "oom": "--config --gpu --model --num-gpus --seq-len --confidence --verbose --json --help",
     "report": "--gpu --out --micro-batch --accumulation --global-batch --gpus"
@@ -261,7 +263,8 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "adapt plan": "--gpu --link --network --global-batch --largest-global-batch --prefer --confidence"
     " --trust-remote-code --no-cache"
     " --task --num-labels"
@@ -271,7 +274,8 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "adapt simulate": "--policy --global-batch --largest-global-batch --coupling --dwell --half-life --unit --share"
     " --eta --schedule --plot --json --help",
     "compare": "--gpu --link --network --micro-batch --accumulation --confidence --trust-remote-code"
@@ -282,7 +286,8 @@ FLAGS = {
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job --json --help",
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop --strategy --offload --job --json --help",
     "check": "--gpu --link --network --num-gpus --model --framework --framework-version --set --deepspeed"
     " --exec --task --seq-len --method"
     " --checkpointing --images --videos --frames --audio-seconds --image-size --dataset"
@@ -293,7 +298,8 @@ FLAGS = {
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout"
     " --lora-dtype --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels"
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector --loop"
     " --strategy --offload"
     " --job --verbose --json"
@@ -307,7 +313,8 @@ FLAGS = {
     " --optimizer --target-len --audio-seconds"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision"
     " --expandable-segments"
-    " --projector --batches --checkpointing --attention --loss --fused-kernels --loop --strategy --offload --job"
+    " --projector --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop --strategy --offload --job"
     " --no-cache --json"
     " --help",
     "probe": "--as-card --micro-batch --accumulation --steps --find-max --max-runs --device --timeout --record"
@@ -316,7 +323,8 @@ FLAGS = {
     " --num-gpus --nodes --method --lora-rank --lora-targets --lora-dropout --lora-dtype"
     " --dtype --autocast --quantize --optimizer --seq-len --lengths --target-len --audio-seconds"
     " --expandable-segments"
-    " --batches --checkpointing --attention --loss --fused-kernels --loop"
+    " --batches --checkpointing --attention --mixer-kernels"
+    " --loss --fused-kernels --loop"
     " --images --videos --frames --image-size --min-pixels --max-pixels --max-tiles --vision --projector"
     " --strategy --offload --job --json --help",
     "measure": "--out --merge --minutes --only --list --device --as-card --timeout --on --slurm --jobs"

@@ -216,6 +216,17 @@ def test_any_file_edited(data: st.DataObject) -> None:
             {"load_in_4bit": "true"},
             "trl sft --model-name-or-path a --lora-r 4 --load-in-4bit true\n",
         ),
+        (
+            "tune run --standalone lora_dpo_distributed --config x.yaml batch_size=8 model.lora_rank=16\n",
+            {"batch_size": "1", "tokenizer.max_seq_len": "512"},
+            "tune run --standalone lora_dpo_distributed --config x.yaml batch_size=1 model.lora_rank=16"
+            " tokenizer.max_seq_len=512\n",
+        ),
+        (
+            "python examples/run_sft.py --config x.yaml policy.precision=fp32\n",
+            {"policy.precision": "bfloat16", "policy.train_micro_batch_size": "1"},
+            "python examples/run_sft.py --config x.yaml policy.precision=bfloat16 policy.train_micro_batch_size=1\n",
+        ),
     ],
 )
 def test_scripts_edited(

@@ -9,7 +9,7 @@ import pytest
 
 import vramplan
 from tests import matrix, mixer_cases
-from tests.helpers import card_of, spec_of
+from tests.helpers import card_of, cli_json, spec_of
 from tests.traced_table import name_of
 from vramplan.analytic.generation import generation
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
@@ -103,3 +103,11 @@ def test_generation_is_refused_by_name(name: str) -> None:
         job = job.model_copy(update={"lora_targets": ("in_proj",)})
     with pytest.raises(UnsupportedError, match="what layers without attention keep"):
         generation(spec_of(name), job, card_of(), 16)
+
+
+def test_the_option_that_the_assumption_names() -> None:
+    command = ("estimate", "qwen3.5-0.8b", "--gpu", "h200", "--checkpointing", "none")
+    torch, packages = (cli_json(*command, *more) for more in ((), ("--mixer-kernels", "packages")))
+    assert any("which --mixer-kernels packages counts" in text for text in torch["notes"])
+    assert packages["job"]["mixer_kernels"] == "packages"
+    assert packages["peak_allocated_bytes"] < torch["peak_allocated_bytes"]

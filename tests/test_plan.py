@@ -119,6 +119,37 @@ def test_the_preference_decides_which_plan_is_recommended() -> None:
         suggest(prefer="most")
 
 
+def test_fewer_negatives_are_no_equal_plan() -> None:
+    """Of MultipleNegativesRankingLoss, whose negatives are the other samples of a micro-batch."""
+    model, full_card = spec_of("BAAI/bge-m3"), fake(10, 5, seconds=1.0, fixed=0.001)
+
+    def reasons(loss: str) -> dict[str, tuple[int, str]]:
+        job = Job(task="embedding", embedding_loss=loss, method="full")
+        results = {way: search(model, job, card_of(), 16, full_card, prefer=way) for way in ("largest", "fastest")}
+        return {way: (found.plans[0].micro_batch_size, found.reason) for way, found in results.items()}
+
+    assert reasons("multiple_negatives") == {
+        "largest": (16, "Largest micro-batch that fits with the margin"),
+        "fastest": (16, "Most negatives of the fastest plans, which differ by 2 % at most"),
+    }
+    of_scores = reasons("cosent")
+    assert "1 × 16 is as fast" in of_scores["largest"][1]
+    assert of_scores["fastest"] == (1, "Most memory free of the fastest plans, which differ by 2 % at most")
+
+
+@pytest.mark.parametrize(
+    ("job", "target", "named"),
+    [
+        (Job(task="grpo", prompt_length=64, sequence_length=512), 60, "global_batch=64, or for num_generations a"),
+        (Job(task="kto"), 1, "global_batch=2 or more"),
+        (Job(task="grpo", prompt_length=64, sequence_length=512, num_gpus=3, strategy="ddp"), 60, "global_batch=72,"),
+    ],
+)
+def test_a_global_batch_that_the_trainer_takes_in_no_split(job: Job, target: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        search(spec_of("Qwen/Qwen2.5-0.5B"), job, card_of(), target, fake(10, 5))
+
+
 def test_nothing_fits() -> None:
     found = searched(4, fake(200, 1))
     assert found.recommended is None

@@ -9,6 +9,8 @@ import pytest
 
 from vramplan import check
 from vramplan.errors import VramplanError
+from vramplan.frameworks.detect import from_path
+from vramplan.planner.check import read
 
 EMBEDDING = """
 import torch
@@ -110,6 +112,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"embedding_loss": "cached_multiple_negatives", "matryoshka_dims": (768, 256)},
     ),
 ]
+
+
+@pytest.mark.parametrize("loss", ["CoSENTLoss", "TripletLoss"])
+def test_columns_of_a_loss_without_negatives_are_no_key_of_the_script(tmp_path: Path, loss: str) -> None:
+    found = from_path(script(tmp_path, embedding(loss=f"losses.{loss}(model)")), None, {})
+    assert "negatives" not in found.source.settings
+    assert "negatives" not in [note.key for note in read(found, 1).notes]
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)

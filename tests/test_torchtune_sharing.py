@@ -146,3 +146,17 @@ def test_layers_of_adapters_hold_a_table_each() -> None:
         estimate("mistral-7b-v0.1", "h100", **job | {"layers_of": name}) for name in ("torchtune", "transformers")
     )
     assert own.peak_allocated_bytes - theirs.peak_allocated_bytes == pytest.approx(32 * 16 * 2**20, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("lora_dpo_distributed --config dpo.yaml --batch_size 1", "write batch_size=1 behind"),
+        ("lora_dpo_distributed --config dpo.yaml --model.lora_rank=8", "write model.lora_rank=8 behind"),
+        ("--batch_size 1 lora_dpo_distributed --config dpo.yaml", "write batch_size=1 behind"),
+        ("lora_dpo_distributed --config=dpo.yaml", "write --config dpo.yaml"),
+    ],
+)
+def test_flags_at_which_torchtune_stops(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_words(["tune", "run", *words.split()], None, {})

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import card_of, spec_of
 from vramplan import check, suggest
 from vramplan.errors import VramplanError
+from vramplan.frameworks.detect import from_text
+from vramplan.frameworks.write import write
+from vramplan.planner.check import read
 from vramplan.planner.export import export
+from vramplan.planner.job_defaults import complete_job
 
 ENCODER, DECODER = "bert-base-uncased", "qwen3-0.6b"
 FULL: dict[str, Any] = {"method": "full"}
@@ -41,11 +46,39 @@ def test_what_is_written_comes_back(tmp_path: Path, framework: str, model: str, 
     path.write_text(written.text)
     told = {"negatives": str(job.negatives)} if "negatives" in settings and framework == "swift" else {}
     told |= {"nproc_per_node": str(job.num_gpus)} if job.num_gpus > 1 else {}  # by torchrun, in the first line
-    read = check(path, gpu="rtx4090", num_gpus=job.num_gpus, settings=told)
-    again = read.estimate.job
+    again = check(path, gpu="rtx4090", num_gpus=job.num_gpus, settings=told).estimate.job
     names = (*settings, "sequence_length", "micro_batch_size", "batches", "dtype", "autocast", "lora_targets", "method")
     assert {name: getattr(again, name) for name in names} == {name: getattr(job, name) for name in names}
     assert again.global_batch_size == 16
+
+
+@pytest.mark.parametrize("task", ["reward", "dpo", "kto", "grpo"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_file_for_trl_says_its_task(task: str, method: str) -> None:
+    """By the command at its top, and of a reward model with adapters by its keys alone."""
+    settings = {"sequence_length": 256, "prompt_length": 128} if task == "grpo" else {"sequence_length": 256}
+    spec = spec_of("Qwen/Qwen3-0.6B")
+    job = complete_job(spec, card_of(), {"task": task, "method": method, "batches": "padded", **settings})
+    text = str(write("trl", spec.name, job))
+    for written in (text, text.split("\n", 1)[1])[: 2 if (task, method) == ("reward", "lora") else 1]:
+        reading = read(from_text(written, Path("train.yaml"), None, {}), 1)
+        assert (reading.framework, reading.job["task"], reading.job["method"]) == ("trl", task, method)
+
+
+@pytest.mark.parametrize(
+    ("comment", "keys", "task"),
+    [
+        ("# trl kto --config train.yaml", "", "kto"),
+        ("# Recipe.\n# accelerate launch trl/scripts/reward.py --config train.yaml", "", "reward"),
+        ("# trl sft --config train.yaml", "", None),
+        ("# trl sft --config train.yaml", "num_generations: 8\n", "grpo"),  # its keys say another trainer
+        ("# trl kto --config a.yaml\n# trl dpo --config a.yaml", "", None),
+        ("# not for trl dpo", "", None),
+    ],
+)
+def test_the_command_in_a_comment(comment: str, keys: str, task: str | None) -> None:
+    text = f"{comment}\nmodel_name_or_path: a/b\ndtype: bfloat16\nuse_peft: true\nmax_length: 512\n{keys}"
+    assert read(from_text(text, Path("train.yaml"), None, {}), 1).job.get("task") == task
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def check_mixers(spec: ModelSpec, architecture: Architecture, job: Job) -> list[
         ]
     return [
         f"assumption: layers without attention run transformers' own torch code; with {packages} installed they keep"
-        " less: mixer_kernels packages"
+        " less, which --mixer-kernels packages counts"
     ]
 
 

@@ -228,6 +228,9 @@ JOB_FLAGS = {
     "batches": _choice("batches", DATA, "unpadded, padded, packed or flattened samples (unpadded)."),
     "checkpointing": _choice("checkpointing", SAVERS, "Activation checkpointing: full or none (full)."),
     "attention": _choice("attention", SAVERS, "sdpa, flash or eager (sdpa)."),
+    "mixer_kernels": _choice(
+        "mixer_kernels", SAVERS, "Layers without attention: torch, or packages with their kernels installed (torch)."
+    ),
     "loss": _choice(
         "loss",
         SAVERS,

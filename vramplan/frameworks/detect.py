@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from vramplan.errors import ConfigError, setting
@@ -63,7 +64,7 @@ def from_text(
     Raises:
         ConfigError: if the text cannot be parsed, or if a script has no training command or several.
     """
-    is_python, constructor = path.suffix in (".py", ".ipynb"), None
+    is_python, constructor, comment = path.suffix in (".py", ".ipynb"), None, ""
     if _is_shell(path, text):
         environment = {**environment, **slurm.environment(text)}
         commands = shell.commands(text, str(path), environment, substituted=True)
@@ -81,12 +82,14 @@ def from_text(
         detected, settings = python_script.settings_of(script)
         name, constructor = framework or detected, python_script.constructor_of(script)
     else:
-        settings = _mapping(text, path)
-        name = framework or recognize(settings, str(path))
+        settings, comment = _mapping(text, path), _comment_at_top(text)
+        name = framework or recognize(settings, str(path), comment)
     variables = _variables(environment)
     spelling: Spelling = "python" if is_python else "yaml"
     exports = with_exports(settings, variables)
-    source = ConfigSource(settings, exports, where=str(path), spelling=spelling, gpu=gpu, constructor=constructor)
+    source = ConfigSource(
+        settings, exports, where=str(path), spelling=spelling, gpu=gpu, constructor=constructor, comment=comment
+    )
     return DetectedConfig(find_framework(name), source)
 
 
@@ -170,6 +173,11 @@ def training_lines(
 
 def _is_shell(path: Path, text: str) -> bool:
     return path.suffix in SCRIPTS or (text.startswith("#!") and path.suffix not in (".py", ".ipynb"))
+
+
+def _comment_at_top(text: str) -> str:
+    """The lines of comment that a file begins with."""
+    return "\n".join(takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml", ".cfg", ".conf", ".config", "")

@@ -104,7 +104,7 @@ class Framework:
     """Flags that name a configuration file."""
     overrides: Literal["flags", "pairs", "click", "hydra"] = "flags"
     """How settings follow a configuration file: ``--key value``; ``key=value``; click's ``--dashed-key``; hydra's
-    ``key=value``, also without a file."""
+    ``key=value``, also without a file or behind a flag and its value."""
     valued_flags: tuple[str, ...] = ()
     """Click's flags that take more values than true and false."""
     stops_at_duplicates: bool = False

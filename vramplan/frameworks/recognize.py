@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.known_keys import known_keys
-from vramplan.frameworks.readers import trl_trainers
+from vramplan.frameworks.readers import trl, trl_trainers
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS
 from vramplan.frameworks.settings import ConfigValue, is_unknown
 from vramplan.frameworks.token_keys import budget_in, budget_in_words, describe_budget
@@ -111,8 +111,10 @@ READ = (
 )
 
 
-def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
+def recognize(settings: Mapping[str, ConfigValue], where: str, comment: str = "") -> str:
     """The name of the framework that knows the most of these keys that others do not know.
+
+    `comment` is that at the file's top: a command of TRL in it decides, unless a key is another framework's own.
 
     Raises:
         ConfigError: if none is recognised, or if several may be meant.
@@ -123,6 +125,8 @@ def recognize(settings: Mapping[str, ConfigValue], where: str) -> str:
         if signs <= keys:
             raise ConfigError(f"{where}: {text}")
     marked = [name for name, framework in FRAMEWORKS.items() if framework.marks & keys]
+    if {*marked} <= {trl.PACKAGE} and trl_trainers.task_of_comment(comment) is not None:
+        return trl.PACKAGE
     weights = _weights({*marked, DEFAULT.name}, keys)
     if not weights or (not marked and not TRAINER_KEYS & keys):
         if budget := budget_in({key: one.value for key, one in settings.items()}):

@@ -91,6 +91,8 @@ class ConfigSource:
     """The model that it names, if it has been looked up."""
     program: str = ""
     """The script that a command runs, as it names it: scripts/sft.py."""
+    comment: str = ""
+    """The comment at the top of a file by itself, which may name the command that it is for."""
     constructor: ConfigValue | None = None
     """In a Python script the call that makes the trainer's arguments: its name and place, if there is one alone."""
 

@@ -50,6 +50,30 @@ def batch_error(job: Job) -> str | None:
     )
 
 
+def global_batch_error(job: Job) -> str | None:
+    """Why the job's trainer takes no split of its global batch into micro-batches, with a global batch that it takes.
+
+    Args:
+        job: the job with a micro-batch of 1 sample; its global batch is the one asked for.
+
+    Returns:
+        None if nothing is known against it.
+    """
+    total = job.global_batch_size
+    if job.task == "kto" and batch_error(job) is not None:
+        least = setting("global_batch", 2 * job.data_parallel)
+        return f"{setting('global_batch', total)}: KTO takes answers of other prompts of a micro-batch: {least} or more"
+    if job.task not in ROLLOUTS or job.steps_per_generation or batch_error(job) is None:
+        return batch_error(job)
+    multiple = math.lcm(job.num_generations, job.data_parallel)
+    return (
+        f"{setting('num_generations', job.num_generations)} does not divide {setting('global_batch', total)}, the"
+        f" completions of a generation, as {OF_FRAMEWORKS.get(job.loss, 'TRL')} requires;"
+        f" {setting('global_batch', math.ceil(total / multiple) * multiple)}, or for"
+        f" {setting('num_generations')} a divisor of {total}"
+    )
+
+
 def _divisible(job: Job) -> str:
     """What makes the completions of a generation a multiple of those of a prompt."""
     rows = job.micro_batch_size * job.data_parallel

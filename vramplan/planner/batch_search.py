@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from vramplan.errors import ConfigError, VramplanError, setting
-from vramplan.inputs.batch_rules import batch_error, check_batch
+from vramplan.inputs.batch_rules import batch_error, global_batch_error
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job, with_batch
 from vramplan.inputs.model_spec import ModelSpec
@@ -141,7 +141,7 @@ def _allowed(every_pair: list[Pair], job: Job) -> list[Pair]:
     """
     allowed = [pair for pair in every_pair if batch_error(with_batch(job, *pair)) is None]
     if not allowed:
-        check_batch(with_batch(job, *every_pair[0]))
+        raise ConfigError(str(global_batch_error(with_batch(job, *every_pair[0]))))
     return allowed
 
 

@@ -38,7 +38,7 @@ class _CommandText:
         command, count = origin
         self.words = command.words[len(command.words) - count :]
         self.spans = command.spans[len(command.words) - count :]
-        self.pieces = list(argv.pieces(self.words))
+        self.pieces = list(argv.pieces(self.words, pairs_end_flags=framework.overrides == "hydra"))
         self.flags = {piece.name: piece for piece in self.pieces if piece.name and self._is_written(piece)}
         hidden = {piece.name for piece in self.pieces} - self.flags.keys()
         self.visible_flags = {name: piece for name, piece in self.flags.items() if name not in hidden}

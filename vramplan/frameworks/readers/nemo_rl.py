@@ -132,5 +132,5 @@ FRAMEWORK = Framework(
     marks=frozenset({"sft", "grpo", "dpo"}),
     in_sections=True,
     split=split,
-    overrides="pairs",
+    overrides="hydra",
 )

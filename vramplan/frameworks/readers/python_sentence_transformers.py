@@ -9,9 +9,11 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.readers import python_model
 from vramplan.frameworks.readers.python_model import Model
 from vramplan.frameworks.readers.python_trainer import Run, argument
+from vramplan.frameworks.readers.sentence_transformers import DEFAULT_LOSS, LOSSES
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
+from vramplan.inputs.embedding import SCORED
 
 Settings = dict[str, ConfigValue]
 
@@ -115,8 +117,13 @@ def settings_of(script: Script, run: Run) -> tuple[Settings, Model]:
         )
     settings["trainer"] = ConfigValue(trainer.call.last, trainer.call.place)
     settings |= _loss(trainer)
-    negatives = None if is_reranker else _negatives(script)
+    has_negatives = not is_reranker and LOSSES.get(_loss_name(settings)) not in (*SCORED, "triplet")
+    negatives = _negatives(script) if has_negatives else None
     return settings | ({} if negatives is None else {"negatives": negatives}), model
+
+
+def _loss_name(settings: Settings) -> str:
+    return str(settings["loss_class"].value) if "loss_class" in settings else DEFAULT_LOSS
 
 
 def _part(owner: Thing, name: str, position: int, last: str) -> Thing:

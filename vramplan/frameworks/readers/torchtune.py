@@ -12,7 +12,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Writer
-from vramplan.frameworks.known_keys import refuse_unmodelled
+from vramplan.frameworks.known_keys import known_keys, refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
 from vramplan.frameworks.readers import torchtune_recipes as recipes
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
@@ -92,13 +92,15 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
     """Words after ``tune run``: torchrun's flags, the recipe, ``--config NAME``, ``key=value`` and ``~key``.
 
     Raises:
-        ConfigError: if the configuration is one that torchtune ships.
+        ConfigError: if the configuration is one that torchtune ships, or at a flag with which torchtune stops.
     """
     _, settings = argv.split([word for word in words if "=" in word and not word.startswith("-")])
     rest = [word for word in words if "=" not in word or word.startswith("-")]
     while rest:
         word = rest.pop(0)
         name, mark, value = word.lstrip("-").replace("-", "_").partition("=")
+        if word.startswith("-"):
+            _refuse_flag(word, rest, "recipe" in settings)
         if word.startswith("-") and not mark:
             value = rest.pop(0) if rest and name not in VALUELESS else "true"
         if word.startswith("-"):
@@ -116,6 +118,26 @@ def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
             f"--config {file.value}: is one that torchtune ships; copy it (tune cp {file.value} FILE) and give FILE"
         )
     return [], settings
+
+
+def _refuse_flag(word: str, rest: Sequence[str], behind_recipe: bool) -> None:
+    """Refuse a flag with which ``tune run`` stops, where torchrun's and ``--config FILE`` alone are known.
+
+    torchtune 0.6.1, config/_parse.py: parse_known_args, _cli/run.py: _run_cmd.
+
+    Raises:
+        ConfigError: with what to write in its place.
+    """
+    flag, mark, value = word.partition("=")
+    key = flag.lstrip("-")
+    if flag == "--config" and mark:
+        raise ConfigError(f"{word}: torchtune stops at it (the '--config' argument is required); write {flag} {value}")
+    if flag != "--config" and (behind_recipe or key in known_keys(PACKAGE)):
+        value = value if mark else rest[0] if rest and not rest[0].startswith("-") else "true"
+        raise ConfigError(
+            f"{flag}: torchtune stops at it (additional flag arguments not supported); write {key}={value} behind the"
+            " recipe, and torchrun's flags before it"
+        )
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
@@ -330,5 +352,6 @@ FRAMEWORK = Framework(
     in_sections=True,
     tells_tasks=True,
     split=split,
+    overrides="hydra",
     writers=(Writer("torchtune", write),),
 )

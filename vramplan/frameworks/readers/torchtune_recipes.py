@@ -141,9 +141,9 @@ def sharded_fields(config: ConfigReader, recipe: Recipe, model: str, num_gpus: i
         of_reference = ", those of the reference for good" if recipe.prefers and recipe.method == "full" else ""
         config.note(
             "doubt",
-            "recipe",
-            "is counted as PyTorch runs it from 2.8 on; before, embedding and head stay gathered until the next"
-            f" backward{of_reference}",
+            "PyTorch",
+            "version: 2.8 or newer is counted; an older one keeps embedding and head gathered until"
+            f" the next backward{of_reference}",
         )
     offload = {"offload": "all"} if config.boolean("fsdp_cpu_offload", default=False) else {}
     return {"strategy": "fsdp", "num_gpus": count, "fsdp": fsdp, **num_nodes(config, count), **offload}

@@ -1,4 +1,7 @@
-"""Which of TRL's trainers a configuration is for: by what the command runs, by its keys, or by the file's name."""
+"""Which of TRL's trainers a configuration is for.
+
+By what the command runs, by its keys, by the command in the comment at its top, or by the file's name.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +99,13 @@ LOSS_TYPES: Mapping[str, tuple[str, ...]] = {
     **_of(("grpo",), "grpo bnpo dr_grpo dapo luspo cispo sapo vespo"),
 }
 """Values of `loss_type` -> the tasks that take them."""
+VALUES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "loss_type": LOSS_TYPES,
+    "lora_task_type": {"seq_cls": ("reward",)},  # the model with a score that RewardTrainer loads
+}
+"""Keys of several trainers -> their values -> the tasks that take them."""
+COMMAND = re.compile(r"\btrl[ /](?:scripts/)?(\w+)(?:\.py)?[ \t][^\n]*--config\b")
+"""A command in a comment: ``trl dpo --config FILE``, ``accelerate launch trl/scripts/dpo.py --config FILE``."""
 
 
 def task_of(config: ConfigReader) -> str | None:
@@ -119,8 +129,13 @@ def task_of(config: ConfigReader) -> str | None:
 
 
 def task_of_keys(settings: Mapping[str, ConfigValue], where: str, config: ConfigReader | None = None) -> str | None:
-    """The same of a file by itself: by its keys, then by words of its name or its folder's."""
+    """The same of a file by itself: by its keys, by the command in its comment, by its name or its folder's."""
     tasks, telling = _candidates(settings)
+    commented = None if config is None else task_of_comment(config.source.comment)
+    if commented == "sft" and not telling:
+        return None
+    if commented in tasks:
+        return commented
     named = _named(where)
     if named is not None and (not telling or named in tasks):
         if len(tasks) != 1 and config is not None:
@@ -151,13 +166,20 @@ def _candidates(settings: Mapping[str, ConfigValue]) -> tuple[tuple[str, ...], l
     telling: list[str] = []
     for key, value in settings.items():
         takers = KEYS.get(key)
-        if key == "loss_type":
+        if key in VALUES:
             names = value.value if isinstance(value.value, list) else [value.value]
-            takers = LOSS_TYPES.get(str(names[0]).lower()) if names else None
+            takers = VALUES[key].get(str(names[0]).lower()) if names else None
         if takers is not None and value.value is not None:
             tasks = tuple(task for task in tasks if task in takers)
             telling.append(key)
     return tasks, telling
+
+
+def task_of_comment(comment: str) -> str | None:
+    """The task of the one command that a comment names; "sft" for supervised fine-tuning."""
+    names = {"sft": "sft", **SCRIPTS}
+    tasks = {names[name] for name in COMMAND.findall(comment) if name in names}
+    return tasks.pop() if len(tasks) == 1 else None
 
 
 def _named(where: str) -> str | None:

@@ -33,8 +33,13 @@ class Piece(NamedTuple):
     """Index of its last word."""
 
 
-def pieces(words: Sequence[str]) -> Iterator[Piece]:
-    """The settings in the words of a command."""
+def pieces(words: Sequence[str], pairs_end_flags: bool = False) -> Iterator[Piece]:
+    """The settings in the words of a command.
+
+    Args:
+        words: the words.
+        pairs_end_flags: whether ``key=value`` behind a flag's value is a setting of its own, not one more value.
+    """
     index = 0
     while index < len(words):
         first, word = index, words[index]
@@ -43,6 +48,8 @@ def pieces(words: Sequence[str]) -> Iterator[Piece]:
             name, _, value = word.lstrip("-").partition("=")
             values = [value] if "=" in word else []
             while "=" not in word and index < len(words) and not _is_flag(words[index]):
+                if pairs_end_flags and values and _PAIR.fullmatch(words[index]):
+                    break
                 values.append(words[index])
                 index += 1
             name = name.replace("-", "_")

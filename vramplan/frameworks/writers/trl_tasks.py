@@ -29,6 +29,8 @@ def task_pairs(job: Job) -> Pairs:
         )
     if job.task in ROLLOUTS:
         return _rollouts(job)
+    if job.task == "reward" and job.method != "full":
+        return {"lora_task_type": "SEQ_CLS"}  # whose score PEFT trains beside the adapters
     if job.reference == "precomputed":
         return {"precompute_ref_log_probs": True}
     if job.reference not in (None, own_reference(job.method)):
