@@ -1,0 +1,93 @@
+"""What `check` promises of a change is what it says of a configuration that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vramplan import check
+from vramplan.frameworks.readers.python_words import read_keys
+from vramplan.inputs.load import load_named_model
+from vramplan.planner.config_levers import levers_of
+from vramplan.planner.verdict import Verdict
+
+SCRIPT = """import torch
+from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import {name}Config, {name}Trainer
+
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Meta-Llama-3-8B-Instruct", torch_dtype=torch.bfloat16{more})
+args = {name}Config(
+    output_dir="out",
+    per_device_train_batch_size={batch},
+    gradient_accumulation_steps={steps},
+    max_length=1536,
+    bf16=True,
+    gradient_checkpointing=True,
+)
+trainer = {name}Trainer(
+    model=model,
+    args=args,
+    train_dataset=load_dataset("json", data_files="pairs.jsonl"),
+    peft_config=LoraConfig(r=16, target_modules="all-linear"),
+)
+trainer.train()
+"""
+FOUR_BITS = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)"
+
+
+def script(folder: Path, name: str, more: str = "", batch: int = 4, steps: int = 8) -> Path:
+    path = folder / "train.py"
+    path.write_text(SCRIPT.format(name=name, more=more, batch=batch, steps=steps))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "gpu"),
+    [
+        ("KTO", "0.19", "rtx4090"),
+        pytest.param("DPO", "0.19", "rtx4090", marks=pytest.mark.full),
+        pytest.param("KTO", "1.16", "rtx4060ti-16gb", marks=pytest.mark.full),
+    ],
+)
+def test_four_bits_in_a_script_as_its_version_of_trl_takes_them(
+    tmp_path: Path, name: str, version: str, gpu: str
+) -> None:
+    """TRL prepared quantized models of PEFT before, whose norms are fp32 then, and casts adapters since."""
+
+    def verdict(path: Path) -> Verdict:
+        return check(path, gpu, num_gpus=1, framework_version=version)
+
+    change = verdict(script(tmp_path, name)).nearest_change
+    assert change is not None
+    assert change.settings[0] == FOUR_BITS
+    size = change.micro_batch_size
+    changed = verdict(script(tmp_path, name, f", {FOUR_BITS}", size, 32 // size))
+    assert changed.fits
+    assert changed.need_bytes == change.device_total_bytes
+
+
+@pytest.mark.parametrize(("version", "fields"), [("0.19", {"fp32_norms": True}), ("1.16", {"lora_dtype": "bf16"})])
+def test_fields_beside_four_bits(tmp_path: Path, version: str, fields: dict[str, object]) -> None:
+    verdict = check(script(tmp_path, "KTO"), "rtx4090", num_gpus=1, framework_version=version)
+    spec, job = load_named_model(verdict.estimate.model), verdict.estimate.job
+    levers = levers_of(verdict.reading)(spec, job, verdict.card, verdict.need_bytes)
+    (four_bits,) = (lever for lever in levers if lever.about == "quantize")
+    assert four_bits.update.items() >= fields.items()
+
+
+def test_calls_as_keys() -> None:
+    adapters = 'get_peft_model(model, LoraConfig(target_modules="all-linear"))'
+    assert read_keys({"model": adapters, "optim": "adamw_8bit"}) == {
+        "use_peft": "true",
+        "lora_r": "8",
+        "lora_dropout": "0.0",
+        "lora_target_modules": "all-linear",
+        "optim": "adamw_8bit",
+    }
+    assert read_keys({"quantization_config": FOUR_BITS.partition("=")[2]}) == {
+        "load_in_4bit": "True",
+        "bnb_4bit_compute_dtype": "torch.bfloat16",
+    }
