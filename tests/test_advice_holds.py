@@ -91,3 +91,47 @@ def test_calls_as_keys() -> None:
         "load_in_4bit": "True",
         "bnb_4bit_compute_dtype": "torch.bfloat16",
     }
+
+
+LLAMA_FACTORY = """model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+stage: dpo
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+cutoff_len: 2048
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+val_size: 0.1
+per_device_eval_batch_size: 4
+eval_strategy: steps
+"""
+
+
+def test_a_promise_counts_the_evaluation(tmp_path: Path) -> None:
+    """Evaluation of 2 pairs needs more than training of 1."""
+    path = tmp_path / "dpo.yaml"
+    path.write_text(LLAMA_FACTORY)
+    change = check(path, "rtx4090", num_gpus=1).nearest_change
+    assert change is not None
+    assert change.eval_batch_size == 2
+    settings = dict(line.split(": ") for line in (*change.settings, *change.batch))
+    changed = check(path, "rtx4090", num_gpus=1, settings=settings)
+    assert changed.fits
+    assert changed.need_bytes == change.device_total_bytes > changed.estimate.device_total_bytes
+
+
+def test_another_batch_counts_the_evaluation_too(tmp_path: Path) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(LLAMA_FACTORY + "quantization_bit: 4\n")
+    verdict = check(path, "rtx4090", num_gpus=1)
+    assert verdict.plan is not None
+    settings = {
+        "per_device_train_batch_size": str(verdict.plan.micro_batch_size),
+        "gradient_accumulation_steps": str(verdict.plan.gradient_accumulation_steps),
+        "per_device_eval_batch_size": str(verdict.eval_batch_size),
+    }
+    changed = check(path, "rtx4090", num_gpus=1, settings=settings)
+    assert changed.fits
+    assert changed.need_bytes == verdict.plan_bytes > verdict.plan.estimate.device_total_bytes

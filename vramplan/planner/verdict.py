@@ -36,6 +36,8 @@ class Verdict(Result):
     """The data set that it trains on, if one was given."""
     plan: Plan | None = None
     """Another micro-batch at the same global batch that fits if this one does not."""
+    plan_bytes: int = 0
+    """Bytes that the GPU needs with `plan`, at the fullest moment: training, or an evaluation."""
     advice: tuple[LeverEffect, ...] = ()
     """If no micro-batch fits: changes of something else; if another one fits: free changes that keep this one."""
     eval_batch_size: int | None = None

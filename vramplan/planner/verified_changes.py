@@ -35,7 +35,7 @@ def with_verified_change(verdict: Verdict, judge_with: Callable[[Mapping[str, st
         words = _words(config, verdict)
         try:
             changed = judge_with(words)
-            need_bytes = changed.estimate.device_total_bytes
+            need_bytes = changed.need_bytes
             job, before = changed.estimate.job, verdict.estimate.job
             fits = changed.fits and job.global_batch_size == before.global_batch_size
         except VramplanError:  # the framework does not take them together, or it is not modelled
