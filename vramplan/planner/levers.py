@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from math import ceil, gcd
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
-from vramplan.analytic.rollout.vllm_share import least_share
+from vramplan.analytic.rollout.vllm_share import least_share, start_doubts
 from vramplan.analytic.supported import fuses_head
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
@@ -130,12 +130,14 @@ def helpful_effects(
             continue
         if (next_pair or (lever.card is not None and estimates.job.lengths is not None)) and not fits:
             continue
-        need_bytes = changed(micro, steps).device_total_bytes
+        estimate = changed(micro, steps)
+        need_bytes, doubts = estimate.device_total_bytes, start_doubts(estimate.notes)
         saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
         if lever.card is None and saved_bytes < (1 if fits else LEAST_SAVED_BYTES):
             continue
         update = lever.update if lever.card is None else {}
-        effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
+        effect = LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update)
+        effects.append(replace(effect, doubts=doubts))
     return effects
 
 

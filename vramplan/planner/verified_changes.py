@@ -31,17 +31,17 @@ def with_verified_change(verdict: Verdict, judge_with: Callable[[Mapping[str, st
         change = verdict.nearest_change
         if change is None or verdict.plan is not None or is_of_environment(change):
             return verdict
-        need_bytes, fits = None, False
+        need_bytes, fits, doubts = None, False, change.doubts
         words = _words(config, verdict)
         try:
             changed = judge_with(words)
-            need_bytes = changed.need_bytes
+            need_bytes, doubts = changed.need_bytes, changed.doubts
             job, before = changed.estimate.job, verdict.estimate.job
             fits = changed.fits and job.global_batch_size == before.global_batch_size
         except VramplanError:  # the framework does not take them together, or it is not modelled
             pass
         if fits and need_bytes is not None:
-            again: LeverEffect | None = replace(change, device_total_bytes=need_bytes)
+            again: LeverEffect | None = replace(change, device_total_bytes=need_bytes, doubts=doubts)
         else:
             again = None if need_bytes is None else replace(change, device_total_bytes=need_bytes, fits=False)
         advice = [again if effect is change else effect for effect in verdict.advice]
