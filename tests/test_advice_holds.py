@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vramplan import check
+from vramplan import check, suggest
+from vramplan.errors import UnsupportedError
 from vramplan.frameworks.readers.python_words import read_keys
 from vramplan.inputs.load import load_named_model
 from vramplan.planner.config_levers import levers_of
@@ -135,3 +136,68 @@ def test_another_batch_counts_the_evaluation_too(tmp_path: Path) -> None:
     changed = check(path, "rtx4090", num_gpus=1, settings=settings)
     assert changed.fits
     assert changed.need_bytes == verdict.plan_bytes > verdict.plan.estimate.device_total_bytes
+
+
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
+FULL = "trl {task} --model_name_or_path {model} --dtype bfloat16 --gradient_checkpointing true"
+
+
+@pytest.mark.parametrize(
+    ("task", "model"), [("dpo", QWEN), pytest.param("kto", "meta-llama/Llama-3.1-8B-Instruct", marks=pytest.mark.full)]
+)
+def test_a_reference_computed_before(task: str, model: str) -> None:
+    """It leaves the result as it is: no change of the optimizer is cheaper."""
+    command = [
+        *FULL.format(task=task, model=model).split(),
+        "--per_device_train_batch_size",
+        "4",
+        "--max_length",
+        "2048",
+    ]
+    change = check(command, "a100-80gb", num_gpus=1).nearest_change
+    assert change is not None
+    assert change.settings == ("--precompute_ref_log_probs true",)
+    changed = check([*command, "--precompute_ref_log_probs", "true"], "a100-80gb", num_gpus=1)
+    assert changed.fits
+    assert changed.need_bytes == change.device_total_bytes
+
+
+@pytest.mark.parametrize(("version", "is_kept"), [("0.28.0", False), ("0.29.1", True), ("1.1.0", True), ("1.2", False)])
+def test_versions_that_keep_the_second_model(version: str, is_kept: bool) -> None:
+    """DPOTrainer of TRL 0.29 to 1.1 loads it whatever is computed before."""
+    command = [
+        *FULL.format(task="dpo", model=QWEN).split(),
+        "--max_length",
+        "1024",
+        "--precompute_ref_log_probs",
+        "true",
+    ]
+    if is_kept:
+        with pytest.raises(UnsupportedError, match="keeps the second model"):
+            check(command, "h200-sxm", num_gpus=1, framework_version=version)
+    else:
+        verdict = check(command, "h200-sxm", num_gpus=1, framework_version=version)
+        assert verdict.estimate.job.reference == "precomputed"
+
+
+def test_not_proposed_where_the_second_model_stays() -> None:
+    command = [
+        *FULL.format(task="dpo", model=QWEN).split(),
+        "--per_device_train_batch_size",
+        "4",
+        "--max_length",
+        "2048",
+    ]
+    verdict = check(command, "a100-80gb", num_gpus=1, framework_version="1.0.0")
+    assert verdict.nearest_change is not None
+    assert not any("reference" in change.update and change.fits for change in verdict.advice)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_proposed"),
+    [({"method": "full"}, True), ({"method": "lora"}, False), ({"method": "full", "reference": "precomputed"}, False)],
+)
+def test_suggest_lists_a_reference_computed_before(settings: dict[str, str], is_proposed: bool) -> None:
+    search = suggest("qwen2.5-7b", "rtx4090", 16, task="dpo", sequence_length=2048, **settings)
+    assert search.recommended is None or not is_proposed
+    assert any(change.update == {"reference": "precomputed"} for change in search.advice) == is_proposed

@@ -70,7 +70,7 @@ class Lever:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
         same = {
-            "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation",
+            "checkpointing", "loss", "attention", "offload", "reference", "vllm_share", "verl", "steps_per_generation",
             "vllm_sync_parts", "rollout_offload", "rollout_batch_size", *batch,
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
@@ -141,7 +141,9 @@ def helpful_effects(
     return effects
 
 
-COSTS = (FREE, "communication", "about a third more time", "time, host RAM", "accuracy", "accuracy, time")
+PASS = "a pass before training"
+"""The cost of log-probabilities that are computed once, for all samples."""
+COSTS = (FREE, PASS, "communication", "about a third more time", "time, host RAM", "accuracy", "accuracy, time")
 """Costs that leave the training as it is, the least first; those of another recipe come behind them."""
 
 
@@ -202,6 +204,10 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             autocast=cast,
             **({"lora_dtype": "bf16"} if job.runs_verl and job.method != "full" else {}),
         )
+    # under FSDP TRL loads the second model for the pass (trl 1.16, dpo_trainer.py); KTO before 1.4 stops under ZeRO-3
+    precomputes = job.task == "dpo" or (job.task == "kto" and job.strategy != "zero3")
+    if precomputes and job.loads_reference and job.strategy != "fsdp":
+        lever("--reference precomputed", "no second model beside the one that trains", PASS, reference="precomputed")
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
     half = "bf16" if gpu.supports("bf16") else "fp16"
