@@ -91,6 +91,8 @@ class ParsedConfig:
     """Its path, with which places begin."""
     constructor: ConfigValue | None = None
     """In a Python script the call that makes the trainer's arguments: its name and place, if there is one alone."""
+    job_with: Callable[[Mapping[str, str]], dict[str, Any]] = field(default=lambda _: {}, compare=False, repr=False)
+    """Other values of its keys -> the fields of the job that is read then."""
 
     def words(self, update: Mapping[str, Any]) -> dict[str, str]:
         """Changes to the job as the framework's keys and values; those that it has no key for are left out."""

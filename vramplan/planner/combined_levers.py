@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+from vramplan.analytic.rollout.vllm_share import start_doubts
 from vramplan.errors import VramplanError
 from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.levers import COSTS, NEVER, Lever, cost_rank
@@ -144,9 +145,11 @@ def _without_needless(estimates: EstimateCache, levers: Sequence[Lever], pair: P
 def _effect(estimates: EstimateCache, levers: Sequence[Lever], pair: Pair, first: Pair) -> LeverEffect:
     """What changes do together at a pair, which saves from what the job needs at the `first`."""
     update = _update(levers)
-    need_bytes = estimates.changed(update)(*pair).device_total_bytes
+    changed = estimates.changed(update)(*pair)
+    need_bytes = changed.device_total_bytes
     saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
     costs = dict.fromkeys(cost for lever in levers if lever.cost != FREE for cost in lever.cost.split(", "))
     change, why = " ".join(lever.change for lever in levers), "; ".join(lever.why for lever in levers)
     effect = LeverEffect(change, why, ", ".join(costs) or FREE, saved_bytes, True, pair[0], need_bytes, update)
-    return replace(effect, costs={name: lever.cost for lever in levers for name in lever.update})
+    costs_by_field = {name: lever.cost for lever in levers for name in lever.update}
+    return replace(effect, costs=costs_by_field, doubts=start_doubts(changed.notes))

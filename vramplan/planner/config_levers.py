@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.frameworks.readers.python_words import read_keys
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
@@ -39,9 +41,34 @@ def levers_of(config: ParsedConfig) -> Levers:
 
     def levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[Lever]:
         every = memory_levers(spec, job, gpu, need_bytes)
-        return [lever for lever in every if lever.card is not None or can_say(config, lever)]
+        possible = [lever for lever in every if lever.card is not None or can_say(config, lever)]
+        return [_as_read(config, job, lever) if lever.about == "quantize" else lever for lever in possible]
 
     return levers
+
+
+def _as_read(config: ParsedConfig, job: Job, lever: Lever) -> Lever:
+    """A quantization with what the framework does beside it: trainers prepare such a model, or cast its adapters.
+
+    Both are decided by the framework's version, which only its reader knows.
+    """
+    own_method = config.job.get("method", job.method)
+    beside = {} if job.method == own_method else {"method": job.method}
+    for cast in ({}, {"dtype": "bf16"}):  # a reader may refuse to quantize fp32 weights
+        with suppress(VramplanError):
+            before, after = (
+                Job.model_validate(_job_with(config, {**beside, **cast, **update}), strict=False)
+                for update in ({}, lever.first)
+            )
+            names = after.model_fields_set | before.model_fields_set
+            fields = {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+            return replace(lever, update={**lever.update, **fields, **lever.update})
+    return lever
+
+
+def _job_with(config: ParsedConfig, update: Mapping[str, Any]) -> dict[str, Any]:
+    words = config.words(update)
+    return config.job_with(read_keys(words) if config.spelling == "python" else words)
 
 
 def can_say(config: ParsedConfig, lever: Lever) -> bool:

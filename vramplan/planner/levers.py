@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from math import ceil, gcd
 from typing import Any
 
 from vramplan.analytic.architectures.lookup import is_described
-from vramplan.analytic.rollout.vllm_share import least_share
+from vramplan.analytic.rollout.vllm_share import least_share, start_doubts
 from vramplan.analytic.supported import fuses_head
 from vramplan.dataclass import dataclass
 from vramplan.errors import VramplanError
@@ -70,7 +70,7 @@ class Lever:
             return True
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
         same = {
-            "checkpointing", "loss", "attention", "offload", "vllm_share", "verl", "steps_per_generation",
+            "checkpointing", "loss", "attention", "offload", "reference", "vllm_share", "verl", "steps_per_generation",
             "vllm_sync_parts", "rollout_offload", "rollout_batch_size", *batch,
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
@@ -130,16 +130,20 @@ def helpful_effects(
             continue
         if (next_pair or (lever.card is not None and estimates.job.lengths is not None)) and not fits:
             continue
-        need_bytes = changed(micro, steps).device_total_bytes
+        estimate = changed(micro, steps)
+        need_bytes, doubts = estimate.device_total_bytes, start_doubts(estimate.notes)
         saved_bytes = max(0, estimates(*first).device_total_bytes - need_bytes)
         if lever.card is None and saved_bytes < (1 if fits else LEAST_SAVED_BYTES):
             continue
         update = lever.update if lever.card is None else {}
-        effects.append(LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update))
+        effect = LeverEffect(lever.change, lever.why, lever.cost, saved_bytes, fits, micro, need_bytes, update)
+        effects.append(replace(effect, doubts=doubts))
     return effects
 
 
-COSTS = (FREE, "communication", "about a third more time", "time, host RAM", "accuracy", "accuracy, time")
+PASS = "a pass before training"
+"""The cost of log-probabilities that are computed once, for all samples."""
+COSTS = (FREE, PASS, "communication", "about a third more time", "time, host RAM", "accuracy", "accuracy, time")
 """Costs that leave the training as it is, the least first; those of another recipe come behind them."""
 
 
@@ -200,6 +204,10 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
             autocast=cast,
             **({"lora_dtype": "bf16"} if job.runs_verl and job.method != "full" else {}),
         )
+    # under FSDP TRL loads the second model for the pass (trl 1.16, dpo_trainer.py); KTO before 1.4 stops under ZeRO-3
+    precomputes = job.task == "dpo" or (job.task == "kto" and job.strategy != "zero3")
+    if precomputes and job.loads_reference and job.strategy != "fsdp":
+        lever("--reference precomputed", "no second model beside the one that trains", PASS, reference="precomputed")
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
     half = "bf16" if gpu.supports("bf16") else "fp16"

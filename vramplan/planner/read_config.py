@@ -43,7 +43,9 @@ def read(found: DetectedConfig, num_gpus: int, version: str | None = None) -> Pa
     if version is not None and not re.match(r"\d+(\.\d+)*", version):
         raise ConfigError(f"{setting('framework_version', version)}: expected a version such as 4.57.6")
     try:
-        return _read(found, num_gpus, version)
+        config = _read(found, num_gpus, version)
+        config.job_with = lambda settings: _read(found.with_settings(settings), num_gpus, version).job
+        return config
     except VramplanError as error:
         where = found.source.where
         if where != "the command" and where not in error.text:

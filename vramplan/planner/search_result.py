@@ -175,3 +175,5 @@ class LeverEffect:
     """The evaluation batch that fits beside it, if the configuration's own does not; 0 if none does."""
     costs: Mapping[str, str] = field(default_factory=dict)
     """Of several changes together: fields of the job -> the cost of the change that each is a part of."""
+    doubts: tuple[str, ...] = ()
+    """What could turn it although it fits: that vLLM may not start."""

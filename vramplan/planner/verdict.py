@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from vramplan.analytic.rollout.vllm_share import start_doubts
 from vramplan.dataclass import dataclass
 from vramplan.frameworks.parsed_config import (
     ParsedConfig,
@@ -36,6 +37,8 @@ class Verdict(Result):
     """The data set that it trains on, if one was given."""
     plan: Plan | None = None
     """Another micro-batch at the same global batch that fits if this one does not."""
+    plan_bytes: int = 0
+    """Bytes that the GPU needs with `plan`, at the fullest moment: training, or an evaluation."""
     advice: tuple[LeverEffect, ...] = ()
     """If no micro-batch fits: changes of something else; if another one fits: free changes that keep this one."""
     eval_batch_size: int | None = None
@@ -86,9 +89,17 @@ class Verdict(Result):
 
     @property
     def plan_warnings(self) -> list[str]:
-        """What the smaller micro-batch of `plan`, or that of the nearest change, changes beside memory."""
+        """What could turn `plan`, or the nearest change, and what its smaller micro-batch changes beside memory."""
         job, nearest = self.estimate.job, self.nearest_change if self.plan is None else self.plan
-        return [] if nearest is None else fewer_negatives(job, nearest.micro_batch_size, job.micro_batch_size)
+        if nearest is None:
+            return []
+        doubts = start_doubts(nearest.estimate.notes) if isinstance(nearest, Plan) else nearest.doubts
+        return [*doubts, *fewer_negatives(job, nearest.micro_batch_size, job.micro_batch_size)]
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What could turn a verdict that fits: that vLLM may not start."""
+        return start_doubts(self.estimate.notes)
 
     @property
     def nearest_change(self) -> LeverEffect | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from vramplan.errors import VramplanError
 from vramplan.frameworks.parsed_config import ParsedConfig
+from vramplan.frameworks.readers.python_words import read_keys
 from vramplan.planner.named_changes import is_of_environment, named_changes
 from vramplan.planner.search_result import LeverEffect
 from vramplan.planner.verdict import Verdict
@@ -19,7 +20,7 @@ def with_verified_change(verdict: Verdict, judge_with: Callable[[Mapping[str, st
     """The verdict, with changes that a configuration does not fit with marked so: its framework takes them otherwise.
 
     A switch for Liger does nothing for some models, and a file of DeepSpeed's brings settings of its own. Changes of
-    the environment and of calls in Python are not read again.
+    the environment are not read again.
 
     Args:
         verdict: with the changes that would help.
@@ -28,19 +29,19 @@ def with_verified_change(verdict: Verdict, judge_with: Callable[[Mapping[str, st
     config = verdict.reading
     for _ in range(MOST_READ):
         change = verdict.nearest_change
-        if change is None or verdict.plan is not None or config.spelling == "python" or is_of_environment(change):
+        if change is None or verdict.plan is not None or is_of_environment(change):
             return verdict
-        need_bytes, fits = None, False
+        need_bytes, fits, doubts = None, False, change.doubts
         words = _words(config, verdict)
         try:
             changed = judge_with(words)
-            need_bytes = changed.estimate.device_total_bytes
+            need_bytes, doubts = changed.need_bytes, changed.doubts
             job, before = changed.estimate.job, verdict.estimate.job
             fits = changed.fits and job.global_batch_size == before.global_batch_size
         except VramplanError:  # the framework does not take them together, or it is not modelled
             pass
         if fits and need_bytes is not None:
-            again: LeverEffect | None = replace(change, device_total_bytes=need_bytes)
+            again: LeverEffect | None = replace(change, device_total_bytes=need_bytes, doubts=doubts)
         else:
             again = None if need_bytes is None else replace(change, device_total_bytes=need_bytes, fits=False)
         advice = [again if effect is change else effect for effect in verdict.advice]
@@ -57,7 +58,7 @@ def _words(config: ParsedConfig, verdict: Verdict) -> dict[str, str]:
         for key, value in config.words(lever.update).items():
             names = (key, *config.synonyms.get(key, ()))
             words[next((name for name in names if name in config.settings), key)] = value
-    return words
+    return read_keys(words) if config.spelling == "python" else words
 
 
 __all__ = ["with_verified_change"]

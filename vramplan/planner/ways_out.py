@@ -16,7 +16,7 @@ from vramplan.planner.estimate_cache import EstimateCache
 from vramplan.planner.mini_batches import smaller_mini_batch
 from vramplan.planner.monotone_search import bisect_largest, largest
 from vramplan.planner.read_job import ReadJob
-from vramplan.planner.search_result import LeverEffect, Search
+from vramplan.planner.search_result import LeverEffect, Plan, Search
 from vramplan.planner.suggest import suggest
 from vramplan.planner.verdict import Verdict
 from vramplan.units import divisors
@@ -54,7 +54,10 @@ def with_ways_out(read: ReadJob, verdict: Verdict) -> Verdict:
         estimates = EstimateCache(read.spec, training.job, card, estimator, several=False)
         free = free_changes(config, estimates, training, spare_bytes) if is_analytic else []
         mini = smaller_mini_batch(config, estimates, training, spare_bytes) if is_analytic else None
-        return replace(verdict, search=search, plan=plan, advice=(*([mini] if mini else []), *free))
+        advice = [_with_evaluation(read, verdict, effect) for effect in (*([mini] if mini else []), *free)]
+        advice = [effect for effect in advice if effect.fits]
+        plan_bytes = _need_of_plan(read, verdict, plan)
+        return replace(verdict, search=search, plan=plan, plan_bytes=plan_bytes, advice=tuple(advice))
     shows_images = read.spec.model_type in IMAGE_PROCESSORS
     image = processed_image(read.spec, training.job) if shows_images else None
     image_tokens = training.job.pictures * image.all_tokens if image is not None else 0
@@ -68,6 +71,13 @@ def with_ways_out(read: ReadJob, verdict: Verdict) -> Verdict:
 
 def _room(verdict: Verdict) -> int:
     return verdict.estimate.capacity_bytes - verdict.spare_bytes
+
+
+def _need_of_plan(read: ReadJob, verdict: Verdict, plan: Plan) -> int:
+    """Bytes with another micro-batch, where the evaluation may need more than the training."""
+    update = {name: getattr(plan, name) for name in BATCH}
+    size = verdict.eval_batch_size or read.config.eval_batch_size
+    return max(plan.estimate.device_total_bytes, read.evaluation_bytes(plan.estimate, update, size) or 0)
 
 
 def _with_evaluation_batch(read: ReadJob, verdict: Verdict) -> Verdict:
@@ -93,18 +103,27 @@ def _update(read: ReadJob, effect: LeverEffect, batch: Mapping[str, int]) -> dic
 
 
 def _with_evaluation(read: ReadJob, verdict: Verdict, effect: LeverEffect) -> LeverEffect:
-    """The change with an evaluation batch that fits beside it, or as one that does not fit."""
+    """The change with an evaluation batch that fits beside it, and what both need, or as one that does not fit."""
     eval_size, job = read.config.eval_batch_size or 0, verdict.estimate.job
     if not (effect.fits and effect.update and eval_size):
         return effect
     steps = max(1, job.gradient_accumulation_steps * job.micro_batch_size // effect.micro_batch_size)
     update = _update(read, effect, {"micro_batch_size": effect.micro_batch_size, "gradient_accumulation_steps": steps})
     changed = read.estimate(update)
-    if (read.evaluation_bytes(changed, update, eval_size) or 0) <= _room(verdict):
-        return effect
+    evaluation = read.evaluation_bytes(changed, update, eval_size) or 0
+    if evaluation <= _room(verdict):
+        return replace(effect, device_total_bytes=max(effect.device_total_bytes, evaluation))
     smaller = _smaller_evaluation(read, verdict, changed, update)
     words = tuple(read.config.say({"eval_batch_size": smaller})) if smaller else ()
-    return replace(effect, settings=(*effect.settings, *words), fits=bool(words), eval_batch_size=smaller)
+    if words:
+        evaluation = read.evaluation_bytes(changed, update, smaller) or 0
+    return replace(
+        effect,
+        settings=(*effect.settings, *words),
+        fits=bool(words),
+        eval_batch_size=smaller,
+        device_total_bytes=max(effect.device_total_bytes, evaluation),
+    )
 
 
 def _with_larger_batch(read: ReadJob, verdict: Verdict, search: Search, effect: LeverEffect) -> LeverEffect:
@@ -127,7 +146,7 @@ def _with_larger_batch(read: ReadJob, verdict: Verdict, search: Search, effect: 
         except VramplanError:  # a batch that the trainer does not take
             return None
         has_room = training.headroom_bytes >= verdict.spare_bytes and evaluation <= _room(verdict)
-        return training.device_total_bytes if training.fits and has_room else None
+        return max(training.device_total_bytes, evaluation) if training.fits and has_room else None
 
     size = sizes[bisect_largest(0, len(sizes), lambda index: need(sizes[index]) is not None)]
     need_bytes = need(size) if size != effect.micro_batch_size else None

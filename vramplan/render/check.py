@@ -69,7 +69,8 @@ def answer(verdict: Verdict, verbose: bool = False) -> Answer:
         read, lines = screen.text(f"Read as {read_as(verdict)}", "dim"), _box_lines(screen, verdict)
         remarks = _notes(screen, config.notes, verbose)
         guesses = platform_notes(verdict.card)  # are said whatever the room
-        others = [note for note in estimate.notes if note not in guesses]
+        in_box = verdict.doubts if verdict.case_fits else verdict.plan_warnings
+        others = [note for note in estimate.notes if note not in (*guesses, *in_box)]
         remarks += notes(screen, (*others, *held_by_others(estimate, verdict.card.held_bytes)))
         said = notes(screen, guesses)
         room = MOST_LINES - BOX_FRAME - _height([read, *said], screen.width) - _height(lines, inside(screen))
@@ -143,7 +144,7 @@ def _box_lines(screen: Screen, verdict: Verdict) -> list[Text]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
     texts += shorter_samples(verdict)
     if verdict.case_fits:
-        texts += doubts_of_length(verdict)
+        texts += [*doubts_of_length(verdict), *verdict.doubts]
         return [*lines, *(screen.text(text, "yellow") for text in texts)]
     return [*lines, *(screen.text(text, "yellow") for text in texts), *_way_out(screen, verdict)]
 

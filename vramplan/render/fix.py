@@ -29,4 +29,4 @@ def summary(where: str, fix: Fix) -> str:
         f"  {change.key}: {change.after}, was {'not set' if change.before is None else change.before} ({change.cost})"
         for change in fix.changes
     ]
-    return "\n".join([head, *lines, *(f"  {doubt}" for doubt in doubts(after.estimate))])
+    return "\n".join([head, *lines, *(f"  {doubt}" for doubt in (*doubts(after.estimate), *after.doubts))])

@@ -423,7 +423,7 @@ class CheckData(Exact):
     plan: BatchData | None
     """Another micro-batch at the same global batch that fits."""
     plan_warnings: list[str]
-    """What that micro-batch changes beside memory."""
+    """What could turn it or the nearest change (vLLM may not start), and what a smaller micro-batch changes."""
     shorter_length: int | None
     """Tokens of samples that fit, if those of the configuration's limit, which are counted, do not."""
     eval_batch_size: int | None

@@ -21,7 +21,7 @@ def ways_out(verdict: Verdict) -> list[tuple[str, list[str]]]:
             "micro_batch_size": plan.micro_batch_size,
             "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         }
-        size = gib(plan.estimate.device_total_bytes)
+        size = gib(verdict.plan_bytes)
         settings = config.say(batch)
         settings = ["  ".join(settings)] if verdict.advice else settings  # there is a second way
         job = verdict.estimate.job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 
 from vramplan.analytic.layers.context import LayerKind, heads_of
@@ -30,6 +31,8 @@ BATCHED = 4096
 ACTIVATIONS = GiB
 """What vLLM's activations and CUDA graphs rarely need less than: 1.4 GiB in its own logs of 7B models ("PyTorch
 activation peak memory takes 1.42GiB", vllm/worker/worker.py: determine_num_available_blocks)."""
+MAY_NOT_START = "vLLM may not start: "
+"""How the note begins that can turn a verdict that fits."""
 SGLANG_ASLEEP = (
     "{size} are counted for what SGLang keeps while the model trains, CUDA graphs above all: as much as was reported of"
     " others' runs, not measured"
@@ -56,7 +59,7 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
         return []
     if left >= 0:
         return [
-            f"vLLM may not start: {format_bytes(left)} of its share are left beside its weights and the keys and values"
+            f"{MAY_NOT_START}{format_bytes(left)} of its share are left beside its weights and the keys and values"
             " of its longest text, for activations and CUDA graphs, which often need 1 GiB and more"
         ]
     least = _hundredths(weights + cache, gpu) / 100
@@ -77,6 +80,11 @@ def check_share(spec: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
         f"{setting('vllm_share', job.vllm_share)}: vLLM gets {format_bytes(requested)}, and stops: {said};"
         f" {', or '.join(ways)}"
     )
+
+
+def start_doubts(notes: Iterable[str]) -> tuple[str, ...]:
+    """Of an estimate's notes those that vLLM may not start at all, whatever else fits."""
+    return tuple(note for note in notes if note.startswith(MAY_NOT_START))
 
 
 def least_share(spec: ModelSpec, job: Job, gpu: Gpu) -> int:

@@ -124,6 +124,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if not config.is_off("rl"):
         job |= read_task(config, version, parsed.model, job)
         parsed.task = config.lowercase("rl", default="").upper()
+        if job["task"] == "dpo":
+            names["reference"] = {"precomputed": "precompute_ref_log_probs true"}
         is_packed = is_padded = False
         names.pop("loss")
     if is_reward(config):

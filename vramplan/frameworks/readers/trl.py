@@ -143,9 +143,9 @@ def _check_tokenizer(config: ConfigReader, task: str | None, version: str) -> No
         ConfigError: naming the argument that took its place.
     """
     key, last = trl_trainers.TOKENIZER_KEY, trl_trainers.LAST_WITH_TOKENIZER.get(task)
+    config.read_keys.add(key)
     if not config.has(key) or task == "ppo":
         return
-    config.read_keys.add(key)
     if last is None or (version != last and at_least(version, last)):
         raise ConfigError(f"{config.place(key)}: TRL {version} stops at tokenizer=; it takes processing_class=")
 

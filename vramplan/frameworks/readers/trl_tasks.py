@@ -205,7 +205,7 @@ def _preference(config: ConfigReader, task: str, version: str, job: Mapping[str,
     if task == "reward":
         _check_labels(config, version)
     if TRAINERS[task].reference:
-        fields |= _reference(config, task, version)
+        fields |= _reference(config, task, version, job)
     return fields | _lengths(config, task, version)
 
 
@@ -217,9 +217,9 @@ def _check_labels(config: ConfigReader, version: str) -> None:
     Raises:
         ConfigError: for another number.
     """
+    config.read_keys.add(LABELS_KEY)
     if LABELS_KEY not in config.source.settings or not at_least(version, "0.29"):
         return
-    config.read_keys.add(LABELS_KEY)
     value = config.source.settings[LABELS_KEY].value
     if value is None:
         config.note(
@@ -235,12 +235,21 @@ def _check_labels(config: ConfigReader, version: str) -> None:
         )
 
 
-def _reference(config: ConfigReader, task: str, version: str) -> dict[str, Any]:
-    """A reference other than the usual one: a model of the script's own, or log-probabilities computed before."""
+def _reference(config: ConfigReader, task: str, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """A reference other than the usual one: a model of the script's own, or log-probabilities computed before.
+
+    DPOTrainer of 0.29 to 1.1 loads the second model also for these, and keeps it (dpo_trainer.py: __init__).
+    """
     own = config.boolean("ref_model", default=False)
     if config.boolean("precompute_ref_log_probs", default=False):
         if own:
             raise config.unsupported("precompute_ref_log_probs", "beside a ref_model, which stays, is not modelled")
+        if task == "dpo" and job["method"] == "full" and at_least(version, "0.29") and not at_least(version, "1.2"):
+            raise config.unsupported(
+                "precompute_ref_log_probs",
+                f"saves nothing in TRL {version}, which keeps the second model, and is not modelled; leave it out, or"
+                " take TRL 1.2",
+            )
         return {"reference": "precomputed"}
     if own:
         return {"reference": "model"}

@@ -38,7 +38,9 @@ def of_check(verdict: Verdict) -> Answer:
     if not verdict.case_fits:
         head += "".join(_way_out(title, settings) for title, settings in ways_out(verdict))
     notes = [note for note in verdict.reading.notes if note.kind in ("unknown", "warning")]
-    head += note_lines(map(in_python, [*map(_note, notes), *estimate.notes]))
+    in_head = verdict.doubts if verdict.case_fits else verdict.plan_warnings
+    others = [note for note in estimate.notes if note not in in_head]
+    head += note_lines(map(in_python, [*map(_note, notes), *others]))
     details = _data_set(verdict) + _changes(verdict) + assumptions(estimate, _rest(verdict.reading.notes))
     return Answer(head, pictures(estimate), details)
 
@@ -129,7 +131,7 @@ def _evaluation(verdict: Verdict) -> list[str]:
 def _doubts(verdict: Verdict) -> list[str]:
     texts = [f"Not known: {note.key} {note.text}" for note in verdict.reading.notes if note.kind == "doubt"]
     texts += shorter_samples(verdict)
-    return [*texts, *(doubts_of_length(verdict) if verdict.case_fits else [])]
+    return [*texts, *((*doubts_of_length(verdict), *verdict.doubts) if verdict.case_fits else [])]
 
 
 def _note(note: Note) -> str:
