@@ -27,14 +27,21 @@ def test_the_search_looks_past_holes() -> None:
     assert len(tries) < NEAR_TOP + 2 * 20, "the number of replays is bounded"
 
 
-def searched(target: int, holes: set[int], per_sample: int = 1) -> Search:
-    """A search on a GPU of 100 bytes, of which a sample takes so many; the micro-batches in `holes` do not fit."""
+def searched(
+    target: int, holes: set[int], per_sample: int = 1, job: Job = Job(), completed: set[int] | None = None
+) -> Search:
+    """A search on a GPU of 100 bytes, of which a sample takes so many; the micro-batches in `holes` do not fit.
+
+    `completed` gets those that were estimated in full.
+    """
     estimator = fake(0, per_sample)
 
     def begin(spec: Any, job: Job, card: Any, several: bool = False) -> PartialEstimate:
         partial = estimator(spec, job, card)
 
         def complete() -> Estimate:
+            if completed is not None:
+                completed.add(job.micro_batch_size)
             fits = job.micro_batch_size not in holes
             estimate: Estimate = partial.complete()
             return replace(estimate, fits=fits and estimate.fits, fits_without_margin=fits and estimate.fits)
@@ -42,7 +49,7 @@ def searched(target: int, holes: set[int], per_sample: int = 1) -> Search:
         return replace(partial, lower_bound_bytes=per_sample * job.micro_batch_size, complete=complete)
 
     gpu = card_of().model_copy(update={"cuda_total_bytes": 100, "margin_bytes": 0})
-    return search(spec_of("Qwen/Qwen2.5-0.5B"), Job(), gpu, target, begin)
+    return search(spec_of("Qwen/Qwen2.5-0.5B"), job, gpu, target, begin)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,14 @@ def test_each_pair_is_tried_by_itself(holes: set[int], target: int) -> None:
     assert all(plan.estimate.fits for plan in found.plans)
     assert {one.micro_batch_size for one in found.rejected} == every - fitting
     assert found.max_micro_batch_size == max(fitting)
+
+
+def test_micro_batches_that_the_trainer_refuses_are_not_estimated() -> None:
+    """GRPO of 8 completions for a prompt: multiples of 8 alone, and one that fits itself, not a larger one between."""
+    completed: set[int] = set()
+    found = searched(8, {24}, 4, Job(task="grpo", num_generations=8), completed)  # 25 samples take 100 bytes
+    assert found.max_micro_batch_size == 16
+    assert {micro for micro in completed if micro > 8} == {16, 24}
 
 
 def test_a_hole_has_a_reason_of_its_own() -> None:

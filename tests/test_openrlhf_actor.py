@@ -12,7 +12,7 @@ from tests.openrlhf_actor_runs import recorded
 from tests.recorded_runs import estimated_peaks
 from tests.trl_runs import GPU
 from vramplan import check, estimate
-from vramplan.errors import VramplanError
+from vramplan.errors import HubError, VramplanError
 from vramplan.frameworks.detect import from_line
 from vramplan.inputs.sharding import DEEPSPEED_SIZES
 from vramplan.memory.vllm import ASLEEP_BYTES
@@ -246,6 +246,34 @@ def test_what_its_flags_are_refused_for(words: str, said: str) -> None:
     with pytest.raises(VramplanError) as caught:
         parsed(f"{NEW} {words}")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("--reward.model_name_or_path x/y-rm", "reward.model_name_or_path"),
+        ("--critic.model_name_or_path x/y-rm --reward.remote_url http://localhost", "critic.model_name_or_path"),
+    ],
+)
+def test_an_unknown_model_on_the_actors_gpus_is_named_once_with_its_setting(
+    words: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vramplan.inputs.model_names.resolve_model", unreachable)
+    own = NEW.replace("--reward.remote_url http://localhost:5000", "")
+    command = f"{own} {SHARED} --algo.advantage.estimator gae --critic.num_gpus_per_node 4 {words}"
+    with pytest.raises(HubError) as raised:
+        parsed(command)
+    assert str(raised.value).endswith(
+        f"--{key} x/y-rm: not shipped, no network; give a folder; it is on the actor's GPUs, so that these are not"
+        f" known without it: set={key}=MODEL"
+    )
+    source = from_line(f"python -m openrlhf.cli.train_ppo_ray {command}", None, {})
+    job = read(source.with_settings({key: "Qwen/Qwen2.5-3B"}), 1).job
+    assert job["openrlhf"]["critic"] == "Qwen/Qwen2.5-3B"
+
+
+def unreachable(name: str) -> None:
+    raise HubError(f"{name}: not shipped, no network; give a folder; did you mean Llama?")
 
 
 def test_models_on_the_actors_gpus() -> None:

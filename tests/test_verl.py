@@ -42,6 +42,7 @@ DEFAULTS = {
     "sequence_length": 8192,
     "micro_batch_size": 1,
     "gradient_accumulation_steps": 4,
+    "verl": {"samples": 256},
 }
 """By config/sft_trainer_engine.yaml, engine/fsdp.yaml, model/hf_model.yaml, optim/fsdp.yaml: 32 samples of up to 1,024
 tokens on each of 8 GPUs, by a budget of 8,192."""
@@ -84,7 +85,13 @@ def test_the_verdict_is_the_estimate_of_the_same_settings(tmp_path: Path) -> Non
         (("engine.pad_to_length=True", "data.max_token_len_per_gpu=8000"), {"gradient_accumulation_steps": 5}),
         (
             ("data.use_dynamic_bsz=False",),
-            {"batches": "unpadded", "sequence_length": 1024, "micro_batch_size": 4, "gradient_accumulation_steps": 8},
+            {
+                "batches": "unpadded",
+                "sequence_length": 1024,
+                "micro_batch_size": 4,
+                "gradient_accumulation_steps": 8,
+                "verl": {},
+            },
         ),
         (("engine.model_dtype=bf16",), {"dtype": "bf16", "autocast": "none"}),
         (("model.enable_gradient_checkpointing=False",), {"checkpointing": "none"}),
@@ -92,14 +99,14 @@ def test_the_verdict_is_the_estimate_of_the_same_settings(tmp_path: Path) -> Non
         (("engine.fsdp_size=16",), {}),
         (("engine.reshard_after_forward=False",), {"fsdp": {**DEFAULTS["fsdp"], "reshard_after_forward": False}}),  # type: ignore[dict-item]
         (("engine=fsdp", "optim=fsdp", "model=hf_model", "optim.lr=1e-5"), {}),
-        (("++data.train_batch_size=128",), {"gradient_accumulation_steps": 2}),
+        (("++data.train_batch_size=128",), {"gradient_accumulation_steps": 2, "verl": {"samples": 128}}),
         (("engine.param_offload=True",), {}),
         (("engine.strategy=fsdp2", "engine.forward_prefetch=True"), {"fsdp": {**FSDP2, "forward_prefetch": True}}),
         (("engine.strategy=fsdp2", "engine.offload_policy=True"), {"fsdp": FSDP2, "offload": "all"}),
     ],
 )
 def test_settings(overrides: tuple[str, ...], update: dict[str, Any]) -> None:
-    assert read_line(*overrides).job == DEFAULTS | update
+    assert {"verl": {}} | read_line(*overrides).job == DEFAULTS | update
 
 
 def test_adapters_have_the_dtype_of_the_base() -> None:
@@ -128,7 +135,8 @@ trainer:
     path = tmp_path / "warm_up.yaml"
     path.write_text(text, encoding="utf-8")
     job = read(from_path(path, None, {}), 4).job
-    assert job == DEFAULTS | {"num_gpus": 4, "sequence_length": 4096, "gradient_accumulation_steps": 16}
+    batch = {"sequence_length": 4096, "gradient_accumulation_steps": 16, "verl": {"samples": 64}}
+    assert job == DEFAULTS | {"num_gpus": 4} | batch
     path.write_text(text.replace("engine: fsdp", "engine: veomni"), encoding="utf-8")
     with pytest.raises(UnsupportedError, match="engine=veomni is not modelled"):
         read(from_path(path, None, {}), 4)
@@ -277,8 +285,8 @@ def test_0_9_0_keeps_gradients_whole_and_copies_logits() -> None:
     line = f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer model.path={QWEN}"
     before = read(from_line(line, None, {}), 1, "0.9.0").job
     assert "sync_each_batch" not in before["fsdp"]
-    assert before["verl"] == {"logits": "copied"}
-    assert "verl" not in read_line().job
+    assert before["verl"] == {"logits": "copied", "samples": 256}
+    assert "logits" not in read_line().job["verl"]
     kept = read_line("engine.use_no_sync_for_gradient_accumulation=True").job
     assert kept["fsdp"]["sync_each_batch"] is False
     now = read_line().job

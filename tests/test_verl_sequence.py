@@ -18,6 +18,7 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_line
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.planner.read_config import read
+from vramplan.render.figures import filled_by_tokens
 
 RECORDED = recorded()
 WORST, MEDIAN = 0.018, 0.001
@@ -170,7 +171,7 @@ def test_logits_are_those_of_a_gpus_part(tmp_path: Path) -> None:
 def test_supervised_fine_tuning_shares_tokens() -> None:
     words = f"model.path={QWEN} data.train_batch_size=64 engine.{KEY}=2 data.max_length=4096"
     found = read(from_line(f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer {words}", None, {}), 1).job
-    assert (found["verl"], found["sequence_length"]) == ({"sequence_parallel": 2}, 8192)
+    assert (found["verl"], found["sequence_length"]) == ({"sequence_parallel": 2, "samples": 64}, 8192)
     assert found["gradient_accumulation_steps"] == 64 // 4 * 4096 // (2 * 8192)
 
 
@@ -188,3 +189,34 @@ def test_the_plan_counts_groups(tmp_path: Path) -> None:
     words = " ".join(cli("check", str(script), "--gpu", "h200").stdout.replace("│", "").split())
     assert "2 GPUs share a micro-batch" in words
     assert "4 × 128 × 4 = 2,048 micro-batch × accumulation × groups of 2 GPUs = global batch" in words
+
+
+def step_of(path: Path, *words: str) -> str:
+    """What `check` says about the batch of a command."""
+    path.write_text(line(*words), encoding="utf-8")
+    return " ".join(filled_by_tokens(check(path, "h200").estimate.job) or ("",))
+
+
+def test_the_samples_of_a_step_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """256 prompts x 8, however many micro-batches the budget makes of them and GPUs share one."""
+    path = tmp_path / "run.sh"
+    assert step_of(path, *DYNAMIC) == "2,048 samples a step in up to 256 micro-batches of 8,192 tokens on each GPU"
+    shared = "in up to 256 micro-batches of 16,384 tokens on each group of 2 GPUs"
+    assert step_of(path, *DYNAMIC, SHARED) == f"2,048 samples a step {shared}"
+    assert step_of(path, *SAMPLES) == ""
+    words = f"model.path={QWEN} data.train_batch_size=64 data.max_length=4096 data.max_token_len_per_gpu=16384"
+    supervised = read(from_line(f"torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer {words}", None, {}), 1).job
+    assert (supervised["verl"]["samples"], supervised["gradient_accumulation_steps"]) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((f"{ACTOR}.ppo_max_token_len_per_gpu=4095", SHARED), "ppo_max_token_len_per_gpu: 8,190 of 2 GPUs is less"),
+        ((f"{ROLLOUT}.log_prob_max_token_len_per_gpu=4096",), "log_prob_max_token_len_per_gpu: 4,096 is less"),
+    ],
+)
+def test_a_budget_that_holds_no_sample_stops_verl(words: tuple[str, ...], named: str) -> None:
+    least = "4,096" if SHARED in words else "8,192"
+    with pytest.raises(ConfigError, match=f"{named} than a prompt .* verl stops at one; {least} or more"):
+        parsed(*DYNAMIC, *words)

@@ -98,6 +98,8 @@ class ConfigSource:
 
     notes: tuple[Note, ...] = ()
     """Notes on how it was read."""
+    inner: Mapping[str, ConfigValue] = field(default_factory=dict)
+    """What ``--set section.key=value`` put into sections, by the whole key: for its place."""
 
     @property
     def supports_bf16(self) -> bool:
@@ -216,8 +218,15 @@ class ConfigReader:
                 pairs = json.loads(pairs)
         if not isinstance(pairs, dict):
             raise self.invalid((name,), "a mapping")
-        settings = {key: ConfigValue(inner, f"{value.place}: {key}") for key, inner in pairs.items()}
-        return ConfigReader(ConfigSource(settings, self.source.environment, (), self.source.where), self.framework)
+        start = f"{name}."
+        from_options = {
+            key.removeprefix(start): value for key, value in self.source.inner.items() if key.startswith(start)
+        }
+        settings = {
+            key: from_options.get(key) or ConfigValue(inner, f"{value.place}: {key}") for key, inner in pairs.items()
+        }
+        source = ConfigSource(settings, self.source.environment, (), self.source.where, inner=from_options)
+        return ConfigReader(source, self.framework)
 
     def variable(self, name: str) -> str | None:
         """An environment variable."""

@@ -496,5 +496,10 @@ class Job(Record):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of one optimizer step."""
+        """Rows of one optimizer step: its samples, or rows in which samples are packed."""
         return self.data_parallel * self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def samples_of_step(self) -> int:
+        """Samples of one optimizer step if they are known, else its rows."""
+        return self.global_batch_size if self.verl.samples is None else self.verl.samples

@@ -263,6 +263,11 @@ ROLLOUT_RULES = (
         "verl: sequence_parallel with {batches} stops verl; use {batches=unpadded}",
     ),
     Rule(
+        lambda job: job.verl.samples is not None and job.batches != "packed",
+        IMPOSSIBLE,
+        "verl: samples has no meaning with {batches}: its micro-batches say how many; use {batches=packed}",
+    ),
+    Rule(
         lambda job: job.runs_own_actor and (job.steps_per_generation is not None or job.num_iterations != 1),
         IMPOSSIBLE,
         "steps_per_generation and num_iterations have no meaning with {loss}: it generates once for all updates",
@@ -308,7 +313,11 @@ ROLLOUT_RULES = (
             not job.runs_verl
             and job.verl
             != (
-                Verl(logits=job.verl.logits, sequence_parallel=job.verl.sequence_parallel)
+                Verl(
+                    logits=job.verl.logits,
+                    sequence_parallel=job.verl.sequence_parallel,
+                    samples=job.verl.samples,
+                )
                 if job.loss == "log_probs"  # supervised
                 else Verl()
             )

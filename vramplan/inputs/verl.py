@@ -60,6 +60,9 @@ class Verl(Record):
     sequence_parallel: int = field(default=1, gt=0, le=1 << 10)
     """GPUs that share the tokens of a micro-batch, each all tokens of some heads in attention
     (``ulysses_sequence_parallel_size``). Samples are those of all of them together, a packed row is one GPU's part."""
+    samples: int | None = field(default=None, gt=0, le=1 << 40)
+    """Samples of an optimizer step where a budget of tokens fills micro-batches, so that these do not say how many
+    (``ppo_mini_batch_size`` x ``rollout.n``); null: as many as the micro-batches have."""
     reference_sequence_parallel: int | None = field(default=None, gt=0, le=1 << 10)
     """The same of the reference; null: the actor's."""
     critic: Critic | None = None

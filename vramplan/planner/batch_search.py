@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from vramplan.errors import ConfigError, VramplanError, setting
@@ -185,7 +186,10 @@ def _last_needs_more_than(num_bytes: int, every_pair: list[Pair], estimates: Est
 
 
 def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates: EstimateCache) -> int:
-    """The largest micro-batch that fits at all and that the trainer takes, whether or not it divides the target."""
+    """The largest micro-batch that fits at all and that the trainer takes, whether or not it divides the target.
+
+    Those that it does not take are not estimated: the next smaller one that it takes stands for them.
+    """
     low, steps = fitting[-1] if fitting else (0, every_pair[-1][1])
     room = plannable_bytes(estimates.job, estimates.gpu)
 
@@ -196,9 +200,15 @@ def _largest_micro_batch(every_pair: list[Pair], fitting: list[Pair], estimates:
         return 0
     high = next((micro for micro, _ in every_pair if micro > low and tensor_bytes(micro) > room), None)
     top = largest_by_tensors(max(1, low), high, tensor_bytes, room)
-    largest = largest_batch(low, top, lambda micro: estimates.fits(micro, steps))
-    allowed = (micro for micro in range(largest, 0, -1) if batch_error(with_batch(estimates.job, micro, steps)) is None)
-    return next(allowed, 0)
+
+    @cache
+    def is_taken(micro: int) -> bool:
+        return batch_error(with_batch(estimates.job, micro, steps)) is None
+
+    def taken(most: int) -> int:
+        return next(filter(is_taken, range(most, low, -1)), low)
+
+    return taken(largest_batch(low, top, lambda micro: taken(micro) == low or estimates.fits(taken(micro), steps)))
 
 
 def _timed(fitting: list[tuple[Pair, Estimate]], devices: int, run: Run) -> list[Plan]:

@@ -347,7 +347,7 @@ class _Candidates:
             try:
                 found = self.find(self._edited(words))
                 verdict = check.examine(found, self.gpu, look_further=False, **self.given)
-                same = verdict.estimate.job.global_batch_size == self.first.estimate.job.global_batch_size
+                same = verdict.estimate.job.samples_of_step == self.first.estimate.job.samples_of_step
             except VramplanError:  # a change that this framework, model or GPU does not have
                 same = False
             self.verdicts[key] = verdict if same else None

@@ -95,6 +95,16 @@ def product(micro_batch_size: int, accumulation_steps: int, data_parallel: int) 
     return f"{micro_batch_size} × {accumulation_steps} × {data_parallel} = {total:,}"
 
 
+def filled_by_tokens(job: Job) -> tuple[str, str] | None:
+    """(The samples of a step, its micro-batches) where a budget of tokens fills these; None elsewhere."""
+    if job.verl.samples is None:
+        return None
+    shared, steps = job.verl.sequence_parallel, job.gradient_accumulation_steps
+    each = "GPU" if shared == 1 else f"group of {shared} GPUs"
+    batches = "1 micro-batch" if steps == 1 else f"up to {steps:,} micro-batches"
+    return f"{job.verl.samples:,} samples a step", f"in {batches} of {job.row_length:,} tokens on each {each}"
+
+
 def replicas(job: Job) -> str:
     """What the last factor of a batch plan counts."""
     if job.strategy == "device_map":

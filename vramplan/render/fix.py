@@ -18,12 +18,12 @@ def summary(where: str, fix: Fix) -> str:
     if not after.fits:
         return (
             f"{where}: no change that was tried makes it fit {after.card.title} at a global batch of"
-            f" {job.global_batch_size}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
+            f" {job.samples_of_step}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
             f" GiB{taken}"
         )
     head = (
         f"{where}: fits with {counted(len(fix.changes), 'change')}, {gib(after.need_bytes)} of {capacity} GiB,"
-        f" global batch still {job.global_batch_size}{taken}"
+        f" global batch still {job.samples_of_step}{taken}"
     )
     lines = [
         f"  {change.key}: {change.after}, was {'not set' if change.before is None else change.before} ({change.cost})"

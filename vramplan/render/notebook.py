@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from vramplan.render.figures import filled_by_tokens
 from vramplan.render.python_words import html_in_python
 from vramplan.render.verdict import SIGNS, need_of_capacity, outcome, subject
 from vramplan.units import GiB, counted
@@ -53,7 +54,7 @@ def _estimate(estimate: Estimate) -> str:
     factors = (job.micro_batch_size, job.gradient_accumulation_steps, job.data_parallel)
     need, capacity = need_of_capacity(estimate.device_total_bytes, estimate.capacity_bytes)
     words = SIGNS[outcome(estimate)][1].lower()
-    plan = f"{' × '.join(map(str, factors))} = {job.global_batch_size}"
+    plan = ", ".join(filled_by_tokens(job) or (f"{' × '.join(map(str, factors))} = {job.global_batch_size}",))
     return f"{subject(estimate.model, estimate.card_title, job.num_gpus)}: {words}, {need} of {capacity} GiB, {plan}"
 
 

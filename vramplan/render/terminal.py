@@ -23,6 +23,7 @@ from vramplan.dataclass import dataclass
 from vramplan.render.bars import level_bar, size_bar
 from vramplan.render.figures import (
     NEED,
+    filled_by_tokens,
     gib,
     in_short,
     part_name,
@@ -225,7 +226,9 @@ class Box:
 
 
 def plan_line(screen: Screen, job: Job, micro_batch_size: int, accumulation_steps: int, smallest: bool = False) -> Text:
-    """The batch plan as a product, its legend behind or below."""
+    """The batch plan: a product with its legend, or the samples of a step where tokens fill micro-batches."""
+    if (filled := filled_by_tokens(job)) is not None:
+        return flow([screen.text(filled[0], "bold"), screen.text(filled[1], "dim")], inside(screen))
     names = ("micro", "accum.") if screen.narrow else ("micro-batch", "accumulation")
     factors = " × ".join((*names, replicas(job)))
     legend = f"the smallest: {factors}" if smallest else f"{factors} = {'global' if screen.narrow else 'global batch'}"

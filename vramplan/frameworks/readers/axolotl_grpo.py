@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import ParsedConfig
 from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.readers.trl_tasks import task_fields
@@ -124,9 +124,17 @@ def _as_trl(config: ConfigReader) -> ConfigReader:
     if trl is None:
         raise ConfigError(f"{config.place('rl')}: rl: grpo without the section trl: axolotl has no reward function")
     settings = {name: value for name, value in trl.source.settings.items() if name in READ}
-    for name in OF_VLLM:
-        if trl.has(name):
-            raise trl.unsupported(name, f"is no key of this section: axolotl reads vllm.{name.removeprefix('vllm_')}")
+    if misplaced := {name: f"vllm.{name.removeprefix('vllm_')}" for name in OF_VLLM if trl.has(name)}:
+        errors = "; ".join(
+            str(trl.unsupported(name, f"is no key of this section: axolotl reads {own}"))
+            for name, own in misplaced.items()
+        )
+        pairs = [f"trl.{name}=" for name in misplaced]
+        pairs += [f"{own}={trl.string(name)}" for name, own in misplaced.items()]
+        changes = " ".join(setting("set", pair) for pair in pairs)
+        raise UnsupportedError(
+            f"{errors}; {changes} estimates the run with {'it' if len(misplaced) == 1 else 'them'} there"
+        )
     if trl.lowercase("vllm_mode", default="") == "colocate":
         share = VLLM_SHARE if vllm is None else vllm.number("gpu_memory_utilization", default=VLLM_SHARE)
         settings["vllm_gpu_memory_utilization"] = ConfigValue(share, config.place("vllm"))

@@ -133,7 +133,10 @@ def _nearest_grpo(config: ConfigReader, job: dict[str, Any]) -> dict[str, Any]:
         fields["generate_with"] = "vllm_server" if mode == "server" else "vllm"
         if mode == "colocate":  # without it, TRL's own share counts (core/trainers/grpo: set_training_args_kwargs)
             fields["generate_with"] = "vllm_sleep" if trl.boolean("vllm_enable_sleep_mode", default=False) else "vllm"
-            fields["vllm_share"] = 0.9 if vllm is None else vllm.number("gpu_memory_utilization", default=0.9)
+            meant = trl.number(
+                "vllm_gpu_memory_utilization", default=0.9
+            )  # refused there: the file's value all the same
+            fields["vllm_share"] = meant if vllm is None else vllm.number("gpu_memory_utilization", default=meant)
     return fields
 
 

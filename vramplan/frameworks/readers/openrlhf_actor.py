@@ -28,7 +28,7 @@ from vramplan.frameworks.readers.openrlhf_groups import (
     estimator_of,
     gpus_of,
     groups_of,
-    reward_model_of,
+    shared_reward_model_of,
 )
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job_values import FUSED_KERNELS
@@ -98,7 +98,7 @@ def read(config: ConfigReader, version: str) -> ParsedConfig:
     if "the critic" in shared:
         job["openrlhf"]["critic"] = critic_of(config)
     if "the reward model" in shared and not (_offloads(config, "reward.offload") and stage == 3):
-        job["reward_model"] = reward_model_of(config)
+        job["reward_model"] = shared_reward_model_of(config)
     _note(config, job)
     parsed = ParsedConfig(
         "openrlhf",

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, HubError, UnsupportedError, VramplanError, setting
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.load import names_setting
 from vramplan.inputs.model_names import named_model
 
 ESTIMATOR = ("algo.advantage.estimator", "advantage_estimator")
@@ -20,6 +19,9 @@ WITH_REFERENCE = ("train.colocate_actor_ref", "colocate_actor_ref")
 WITH_REWARD = ("train.colocate_critic_reward", "colocate_critic_reward")
 TENSOR_PARALLEL = ("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")
 ENGINES = ("vllm.num_engines", "vllm_num_engines")
+ACTOR = ("actor.model_name_or_path", "pretrain")
+CRITIC = ("critic.model_name_or_path", "critic_pretrain")
+REWARD = ("reward.model_name_or_path", "reward_pretrain")
 NAMES = {
     "gae": "PPO", "reinforce": "REINFORCE++", "reinforce_baseline": "REINFORCE++-baseline", "rloo": "RLOO",
     "group_norm": "GRPO", "dr_grpo": "Dr. GRPO",
@@ -114,7 +116,7 @@ def reward_model_of(config: ConfigReader) -> str:
     Raises:
         ConfigError: if there is none, or several, of which OpenRLHF takes one.
     """
-    name = config.string("reward.model_name_or_path", "reward_pretrain")
+    name = config.string(*REWARD)
     if name is None:
         raise ConfigError(
             f"{config.source.where}: neither reward.model_name_or_path nor reward.remote_url is set: OpenRLHF has no"
@@ -123,28 +125,51 @@ def reward_model_of(config: ConfigReader) -> str:
     return name
 
 
-def _named(config: ConfigReader, field: str, name: str) -> str:
-    """The name by which another model is known here."""
-    with names_setting(field, name):
-        spec, note = named_model(name)
-    if note:
-        config.note("warning", field, note)
-    return spec.name
+def shared_reward_model_of(config: ConfigReader) -> str:
+    """The name by which the reward model on the actor's GPUs is known here.
+
+    Raises:
+        VramplanError: if it is not known, naming the setting.
+    """
+    return _named(config, REWARD, reward_model_of(config))
 
 
 def own_critic(config: ConfigReader) -> str:
     """The model that the critic begins with: its own, or the reward model's; empty if the actor's."""
-    own = config.string("critic.model_name_or_path", "critic_pretrain")
-    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
-    reward = None if remote else config.string("reward.model_name_or_path", "reward_pretrain")
-    name = own or (reward or "").partition(",")[0]
-    return "" if name == config.string("actor.model_name_or_path", "pretrain") else name
+    keys = _critic_keys(config)
+    name = config.string(*keys) if keys != REWARD else reward_model_of(config).partition(",")[0]
+    return "" if name == config.string(*ACTOR) else name or ""
 
 
 def critic_of(config: ConfigReader) -> str:
-    """The name of the model that the critic begins with (cli/train_ppo_ray.py).
+    """The name by which the model that the critic begins with is known here (cli/train_ppo_ray.py).
 
     Raises:
-        VramplanError: naming it, if it is not known.
+        VramplanError: if it is not known, naming the setting.
     """
-    return _named(config, "critic", own_critic(config) or config.string("actor.model_name_or_path", "pretrain") or "")
+    name = own_critic(config)
+    return _named(config, _critic_keys(config), name) if name else _named(config, ACTOR, config.string(*ACTOR) or "")
+
+
+def _critic_keys(config: ConfigReader) -> tuple[str, str]:
+    """The keys of the model that the critic begins with."""
+    if config.string(*CRITIC):
+        return CRITIC
+    remote = config.string("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path")
+    return REWARD if config.string(*REWARD) and not remote else ACTOR
+
+
+def _named(config: ConfigReader, keys: tuple[str, str], name: str) -> str:
+    """The name by which a model on the actor's GPUs is known here."""
+    key = next((key for key in keys if config.has(key)), keys[0])
+    try:
+        spec, note = named_model(name)
+    except VramplanError as error:
+        reason = error.text.removeprefix(name).lstrip(": ").partition("; did you mean")[0]
+        kind = type(error) if isinstance(error, (UnsupportedError, HubError)) else ConfigError
+        way = f"it is on the actor's GPUs, so that these are not known without it: {setting('set', f'{key}=MODEL')}"
+        place = config.place(key)
+        raise kind(f"{place if name in place else f'{place} {name}'}: {reason}; {way}") from error
+    if note:
+        config.note("warning", key, note)
+    return spec.name

@@ -16,7 +16,7 @@ from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, resolve_version
 from vramplan.frameworks.readers import verl_actor, verl_fsdp, verl_rl, verl_sequence
 from vramplan.frameworks.readers.trainer_arguments import lora_targets, num_launched_processes
-from vramplan.frameworks.readers.verl_batches import BUDGET, LONGEST, SAMPLES, read_batches
+from vramplan.frameworks.readers.verl_batches import BUDGET, GLOBAL, LONGEST, SAMPLES, read_batches
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.syntax import hydra
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -61,6 +61,7 @@ def _read(config: ConfigReader, num_gpus: int, framework_version: str | None) ->
     verl_sequence.check_divides(config, SHARED, shared, gpus, removes_padding=True)
     batches = read_batches(config, gpus // shared, shared)
     own: dict[str, Any] = {"logits": "copied"} if not at_least(version, LATER) else {}
+    own |= {"samples": config.integer(GLOBAL, default=256)} if batches.rows == "packed" else {}
     own |= {"sequence_parallel": shared} if shared > 1 else {}
     job: dict[str, Any] = {
         "loop": "plain",

@@ -15,7 +15,7 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
 from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sequence, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
-from vramplan.frameworks.readers.verl_batches import group_of, most_tokens, note_fullest, of_gpus
+from vramplan.frameworks.readers.verl_batches import check_holds, group_of, most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_nearest import nearest_settings
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
@@ -239,13 +239,14 @@ def _by_tokens(config: ConfigReader, groups: int, shared: int) -> dict[str, Any]
 
     A group of `shared` GPUs takes as many budgets, and each GPU its part (workers/engine/utils.py:
     prepare_micro_batches).
+
+    Raises:
+        ConfigError: for a budget with which verl stops.
     """
     budget, longest = shared * config.integer(BUDGET, default=16384), longest_text(config)
     total = _mini_batch(config, groups) * longest
-    if budget < longest:
-        text = f"is less than a prompt with its response, {longest:,}: verl stops at one"
-        config.note("warning", BUDGET, f"{of_gpus(budget, shared)} {text}")
-    elif budget < total:
+    check_holds(config, BUDGET, budget, longest, shared)
+    if budget < total:
         note_fullest(config, BUDGET, ceil_div(min(total, most_tokens(budget, longest)), shared))
     return {
         "batches": "packed",
@@ -271,6 +272,7 @@ def _verl(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
         "layered_summon": config.boolean(f"{ROLLOUT}layered_summon", default=False),
         **({"fused_head": fused} if (fused := _fused_head(config)) else {}),
         "bucket_mib": config.integer(f"{ROLLOUT}checkpoint_engine.update_weights_bucket_megabytes", default=2048),
+        **({"samples": _samples(config)} if batch["batches"] == "packed" else {}),
         **({"joins_rows": True} if batch["batches"] == "padded" and at_least(version, "0.8") else {}),
     }
 
@@ -374,13 +376,18 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
     return {"method": "lora", "lora_rank": rank, "lora_targets": lora_targets(config, targets)}
 
 
+def _samples(config: ConfigReader) -> int:
+    """Samples of an optimizer step, of all GPUs."""
+    return config.integer(MINI_BATCH, default=256) * config.integer(GENERATIONS, default=1)
+
+
 def _mini_batch(config: ConfigReader, groups: int) -> int:
     """Samples of a GPU, or of a group of GPUs that share them, for one update.
 
     Raises:
         ConfigError: if there are none.
     """
-    samples = config.integer(MINI_BATCH, default=256) * config.integer(GENERATIONS, default=1) // groups
+    samples = _samples(config) // groups
     if samples < 1:
         raise ConfigError(f"{config.place(MINI_BATCH)}: fewer samples than {groups} GPUs: verl stops at that")
     return samples

@@ -74,6 +74,19 @@ def of_gpus(budget: int, shared: int) -> str:
     return f"{budget:,}" if shared == 1 else f"{budget:,} of {shared} GPUs"
 
 
+def check_holds(config: ConfigReader, key: str, budget: int, longest: int, shared: int) -> None:
+    """Check that the budget of `shared` GPUs holds a prompt with its response.
+
+    Raises:
+        ConfigError: if not: verl stops (0.9.1, utils/seqlen_balancing.py: rearrange_micro_batches).
+    """
+    if budget < longest:
+        raise ConfigError(
+            f"{config.place(key)}: {of_gpus(budget, shared)} is less than a prompt with its response, {longest:,}"
+            f" tokens: verl stops at one; {ceil_div(longest, shared):,} or more"
+        )
+
+
 def note_fullest(config: ConfigReader, budget: str, tokens: int) -> None:
     """Say what a micro-batch may hold beyond its budget; a budget by ``--set`` is how one asks about that."""
     if config.place(budget).startswith("--set "):

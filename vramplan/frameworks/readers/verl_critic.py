@@ -12,7 +12,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import verl_fsdp, verl_sequence
-from vramplan.frameworks.readers.verl_batches import most_tokens, note_fullest
+from vramplan.frameworks.readers.verl_batches import check_holds, most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_rl import ACTOR, GENERATIONS, MODEL
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.model_names import named_model
@@ -167,8 +167,12 @@ def _by_tokens(
     """Packed rows of the budgets, or of all tokens if there are not as many: each GPU's part.
 
     `key` is that of the budget of an update.
+
+    Raises:
+        ConfigError: for a budget with which verl stops.
     """
     total, trained = samples * longest, trained * shared
+    check_holds(config, key, trained, longest, shared)
     if trained < total:
         note_fullest(config, key, ceil_div(min(total, most_tokens(trained, longest)), shared))
     return {

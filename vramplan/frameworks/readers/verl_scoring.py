@@ -9,6 +9,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.readers import verl_rl, verl_sequence
+from vramplan.frameworks.readers.verl_batches import check_holds
 from vramplan.frameworks.readers.verl_rl import ACTOR, BUDGET, REF, ROLLOUT
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.verl import Verl
@@ -32,7 +33,7 @@ def _scorings(config: ConfigReader, version: str, packed: bool) -> dict[str, tup
     """(Tokens of a forward that scores, GPUs that share them), by the key that says so: the actor's, the reference's.
 
     Raises:
-        ConfigError: if one is not set, at which verl stops.
+        ConfigError: if one is not set, or holds too few tokens, at which verl stops.
     """
     found = {}
     actor, reference = verl_sequence.of_actor(config, version), verl_sequence.of_reference(config, version)
@@ -43,8 +44,10 @@ def _scorings(config: ConfigReader, version: str, packed: bool) -> dict[str, tup
         if not scores:
             continue
         if config.boolean(f"{section}log_prob_use_dynamic_bsz", default=packed):
-            budget = config.integer(tokens, default=config.integer(BUDGET, default=16384))
-            found[tokens] = budget * shared, shared
+            key = tokens if config.has(tokens) else BUDGET
+            budget = config.integer(key, default=16384) * shared
+            check_holds(config, key, budget, longest_text(config), shared)
+            found[tokens] = budget, shared
         elif config.has(each) and not config.is_null(each):
             found[each] = config.integer(each, default=1) * longest_text(config), shared
         elif config.has(whole) and not config.is_null(whole):

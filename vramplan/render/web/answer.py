@@ -13,6 +13,7 @@ from vramplan.render.figures import (
     KEYS,
     banded,
     duration,
+    filled_by_tokens,
     free_gib,
     gib,
     in_short,
@@ -104,9 +105,12 @@ def facts(estimate: Estimate, room: tuple[str, str, str]) -> str:
     job = estimate.job
     factors = [job.micro_batch_size, job.gradient_accumulation_steps, job.data_parallel]
     product = '<span class="x">×</span>'.join(str(factor) for factor in factors)
+    plan = filled_by_tokens(job) or (
+        f'{product}<span class="x">=</span>{job.global_batch_size:,}',
+        f"micro-batch × accumulation × {replicas(job)} = global batch",
+    )
     listed = [
-        ("Plan", f"{product}<span class=\"x\">=</span>{job.global_batch_size:,}",
-         f"micro-batch × accumulation × {replicas(job)} = global batch"),
+        ("Plan", *plan),
         room,
         ("Optimizer step", *_time(estimate)),
     ]  # fmt: skip
