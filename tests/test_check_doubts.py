@@ -74,7 +74,7 @@ def test_changes_with_fewer_samples_at_a_time_say_what_becomes_of_the_negatives(
     assert any("negatives" in warning for warning in verdict.plan_warnings)
 
 
-@pytest.mark.parametrize("columns", [60, 100])
+@pytest.mark.parametrize("columns", [100, pytest.param(60, marks=pytest.mark.full)])
 def test_an_answer_of_reinforcement_training_fits_a_screen(tmp_path: Path, columns: int) -> None:
     path = tmp_path / "grpo.py"
     path.write_text(

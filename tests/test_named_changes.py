@@ -96,6 +96,7 @@ def test_a_variable_of_the_environment_stands_beside_the_settings() -> None:
             assert len(change.settings) > 1, change
 
 
+@pytest.mark.full
 def test_no_fix_is_named_without_a_change(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(YAML.replace("7B", "72B"))

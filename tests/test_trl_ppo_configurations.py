@@ -78,7 +78,7 @@ def test_the_example_script_loads_four_models_from_two_paths(tmp_path: Path) -> 
     path = tmp_path / "run.sh"
     verdict = check(path, "h100", num_gpus=1, look_further=False)
     assert verdict.open_length  # the data's prompts
-    assert "PPO, full fine-tuning, bf16, any length" in read_as(verdict)
+    assert "PPO, transformers' generate, full fine-tuning, bf16, any length" in read_as(verdict)
 
 
 def test_defaults(tmp_path: Path) -> None:

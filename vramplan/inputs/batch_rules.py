@@ -10,6 +10,11 @@ from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, OF_SWIFT
 
 
+def samples_of_step(job: Job) -> int:
+    """Samples of one optimizer step if they are known, else its rows."""
+    return job.global_batch_size if job.verl.samples is None else job.verl.samples
+
+
 def check_batch(job: Job) -> None:
     """Check that the job's trainer takes its batch.
 

@@ -498,8 +498,3 @@ class Job(Record):
     def global_batch_size(self) -> int:
         """Rows of one optimizer step: its samples, or rows in which samples are packed."""
         return self.data_parallel * self.micro_batch_size * self.gradient_accumulation_steps
-
-    @property
-    def samples_of_step(self) -> int:
-        """Samples of one optimizer step if they are known, else its rows."""
-        return self.global_batch_size if self.verl.samples is None else self.verl.samples

@@ -24,6 +24,7 @@ from vramplan.frameworks.parsed_config import CAST, ParsedConfig
 from vramplan.frameworks.settings import ConfigValue, Note, says
 from vramplan.frameworks.syntax.config_files import read_text
 from vramplan.frameworks.syntax.shell import typed
+from vramplan.inputs.batch_rules import samples_of_step
 from vramplan.inputs.job_values import DEFAULT_SEQUENCE_LENGTH
 from vramplan.inputs.load import load_gpu, load_named_model
 from vramplan.inputs.usual_names import accepts_usual_names
@@ -347,7 +348,7 @@ class _Candidates:
             try:
                 found = self.find(self._edited(words))
                 verdict = check.examine(found, self.gpu, look_further=False, **self.given)
-                same = verdict.estimate.job.samples_of_step == self.first.estimate.job.samples_of_step
+                same = samples_of_step(verdict.estimate.job) == samples_of_step(self.first.estimate.job)
             except VramplanError:  # a change that this framework, model or GPU does not have
                 same = False
             self.verdicts[key] = verdict if same else None

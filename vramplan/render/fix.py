@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vramplan.inputs.batch_rules import samples_of_step
 from vramplan.planner.fix import Fix
 from vramplan.render.figures import free_gib, gib
 from vramplan.render.verdict import doubts
@@ -18,12 +19,12 @@ def summary(where: str, fix: Fix) -> str:
     if not after.fits:
         return (
             f"{where}: no change that was tried makes it fit {after.card.title} at a global batch of"
-            f" {job.samples_of_step}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
+            f" {samples_of_step(job)}: the least of all that was tried is {gib(fix.least_need_bytes)} of {capacity}"
             f" GiB{taken}"
         )
     head = (
         f"{where}: fits with {counted(len(fix.changes), 'change')}, {gib(after.need_bytes)} of {capacity} GiB,"
-        f" global batch still {job.samples_of_step}{taken}"
+        f" global batch still {samples_of_step(job)}{taken}"
     )
     lines = [
         f"  {change.key}: {change.after}, was {'not set' if change.before is None else change.before} ({change.cost})"
