@@ -65,7 +65,7 @@ def test_a_script_in_fp32_is_told_the_changes_that_are_enough_together(tmp_path:
     [
         ("alignment-handbook/full.yaml", "rtx4090"),
         ("llamafactory/zero3.yaml", "rtx4090"),
-        ("axolotl/simpo.yaml", "rtx4090"),
+        ("axolotl/simpo.yaml", "rtx4080"),
     ],
 )
 def test_fix_writes_what_check_names(name: str, gpu: str) -> None:
