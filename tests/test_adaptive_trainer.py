@@ -269,6 +269,7 @@ def test_out_of_memory_beside_auto_find_batch_size(tmp_path: Path, where: str) -
     assert not close(theirs.model, smooth.model, 1e-3)
 
 
+@pytest.mark.full
 def test_late_in_a_run_nothing_begins_again(tmp_path: Path) -> None:
     """Memory runs out after 20 samples: one run goes on, the other sees them again."""
 

@@ -82,6 +82,7 @@ def beats(one: HardwarePlan, other: HardwarePlan) -> bool:
     return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))  # type: ignore[operator]
 
 
+@pytest.mark.full
 def test_no_plan_of_the_front_is_beaten_and_all_others_are() -> None:
     found = search("rtx4090,l40s,rtx3060", 8, "Qwen/Qwen2.5-7B")
     for one in found.front:
@@ -142,6 +143,7 @@ def test_counts_divide_the_global_batch() -> None:
         gpu_counts(6, 8, 4)
 
 
+@pytest.mark.full
 def test_what_the_user_fixes_is_not_searched() -> None:
     assert {way.strategy for way in sharings([1, 2], {"strategy": "fsdp"})} == {"fsdp"}
     assert {way.offload for way in sharings([1, 2], {"offload": "optimizer"})} == {"optimizer"}
@@ -218,6 +220,7 @@ def test_a_limit_that_no_plan_meets_names_the_lowest_price() -> None:
     assert found.shortfall.larger is None
 
 
+@pytest.mark.full
 def test_plans_that_fit_at_no_known_price_are_not_said_to_be_too_large() -> None:
     found = search("h100", 8, max_price=5)
     assert found.plans == ()
@@ -308,6 +311,7 @@ def test_a_job_that_fits_nowhere_says_what_it_needs_and_where_it_would_fit() -> 
     assert short.larger.estimate.fits
 
 
+@pytest.mark.full
 def test_more_gpus_are_named_if_they_were_tried() -> None:
     asked = {"model": "Qwen/Qwen2.5-72B", "method": "full", "offload": "none", "max_gpus": 1}
     short = search("b200", 16, **asked).shortfall
@@ -336,6 +340,7 @@ def test_a_batch_that_keeps_gpus_idle_names_the_nearest() -> None:
     assert short.usable_batch == 8
 
 
+@pytest.mark.full
 def test_four_bits_on_one_gpu_is_an_alternative() -> None:
     found = search("rtx4090", 8, "Qwen/Qwen2.5-14B")
     assert found.fewest is not None
