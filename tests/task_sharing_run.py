@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, observe, print_peaks, sharing
+from tests.trl_sharing_run import STEPS, Peaks, observe, print_peaks, sharing, usual_arguments
 from tests.trl_trace import tokenizer
 from vramplan.inputs.job import Job
 from vramplan.torch_backend.dtypes import DTYPES
@@ -21,18 +21,7 @@ TOKEN = 3
 def arguments(job: Job, model_type: str, options: dict[str, Any]) -> dict[str, Any]:
     """What all trainers are told."""
     return {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": job.micro_batch_size,
-        "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "gradient_checkpointing": job.checkpointing == "full",
-        "gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant, "preserve_rng_state": False},
-        "bf16": True,
-        "optim": job.optimizer,
-        "max_steps": STEPS,
-        "save_strategy": "no",
-        "report_to": "none",
-        "dataloader_pin_memory": False,
-        "logging_steps": 1000,
+        **usual_arguments(job),
         "remove_unused_columns": False,
         **sharing(job, model_type),
         **options,

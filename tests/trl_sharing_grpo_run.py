@@ -6,7 +6,6 @@ gets weights as vLLM's own client packs them (vllm/distributed/weight_transfer/p
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 
 from tests.helpers import card_of, spec_of
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, adapters, print_peaks, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, print_peaks, sharing, usual_arguments
 from vramplan.inputs.job import Job
 from vramplan.memory import vllm
 from vramplan.torch_backend.dtypes import DTYPES
@@ -146,18 +145,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     prompt = job.prompt_length or 1
     beta = 0.0 if job.reference_source == "none" else 0.05
     settings = {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": job.micro_batch_size,
-        "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "gradient_checkpointing": job.checkpointing == "full",
-        "gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant, "preserve_rng_state": False},
-        "bf16": True,
-        "optim": job.optimizer,
-        "max_steps": STEPS,
-        "save_strategy": "no",
-        "report_to": "none",
-        "dataloader_pin_memory": False,
-        "logging_steps": 1000,
+        **usual_arguments(job),
         "num_generations": job.num_generations,
         "max_completion_length": job.sequence_length - prompt,
         "beta": beta,

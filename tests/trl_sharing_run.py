@@ -58,6 +58,24 @@ def sharing(job: Job, model_type: str) -> dict[str, Any]:
     return {"fsdp": "full_shard auto_wrap" if job.fsdp.version == 1 else True, "fsdp_config": settings}
 
 
+def usual_arguments(job: Job) -> dict[str, Any]:
+    """The training arguments that say nothing of how GPUs share the work."""
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "gradient_checkpointing": job.checkpointing == "full",
+        "gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant, "preserve_rng_state": False},
+        "bf16": True,
+        "optim": job.optimizer,
+        "max_steps": STEPS,
+        "save_strategy": "no",
+        "report_to": "none",
+        "dataloader_pin_memory": False,
+        "logging_steps": 1000,
+    }
+
+
 class Peaks:
     """The peak of bytes in each phase as they were asked for: blocks that the allocator did not split hold more."""
 
@@ -130,22 +148,11 @@ def run(row: dict[str, Any]) -> dict[str, int]:
 
     job, spec = job_of(row), model_of(row)
     made, arguments, more = trainer_of(job)
-    folder = tempfile.mkdtemp()
     count = job.num_gpus * job.global_batch_size * STEPS
     settings = {
-        "output_dir": folder,
-        "per_device_train_batch_size": job.micro_batch_size,
-        "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "gradient_checkpointing": job.checkpointing == "full",
-        "gradient_checkpointing_kwargs": {"use_reentrant": False, "preserve_rng_state": False},
-        "bf16": True,
-        "optim": job.optimizer,
-        "max_steps": STEPS,
-        "save_strategy": "no",
-        "report_to": "none",
+        **usual_arguments(job),
+        "gradient_checkpointing_kwargs": {"use_reentrant": False, "preserve_rng_state": False},  # TRL's own choice
         "max_length": job.sequence_length,
-        "dataloader_pin_memory": False,
-        "logging_steps": 1000,
         **more,
         **row.get("options", {}),
         **sharing(job, spec.model_type),

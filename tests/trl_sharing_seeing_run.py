@@ -5,7 +5,6 @@ Batches have images as processors make them; completions come from elsewhere, an
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.recorded_runs import job_of, model_of
-from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing
+from tests.trl_sharing_run import STEPS, Peaks, adapters, observe, print_peaks, sharing, usual_arguments
 from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import ROLLOUTS
@@ -78,18 +77,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     name = {"dpo": "DPO", "kto": "KTO", "grpo": "GRPO"}[str(job.task)]
     made, arguments = getattr(trl, f"{name}Trainer"), getattr(trl, f"{name}Config")
     settings: dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": job.micro_batch_size,
-        "gradient_accumulation_steps": job.gradient_accumulation_steps,
-        "gradient_checkpointing": job.checkpointing == "full",
-        "gradient_checkpointing_kwargs": {"use_reentrant": job.reentrant, "preserve_rng_state": False},
-        "bf16": True,
-        "optim": job.optimizer,
-        "max_steps": STEPS,
-        "save_strategy": "no",
-        "report_to": "none",
-        "dataloader_pin_memory": False,
-        "logging_steps": 1000,
+        **usual_arguments(job),
         "remove_unused_columns": False,
     }
     if job.task == "grpo":
