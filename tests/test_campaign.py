@@ -31,8 +31,9 @@ request = json.loads(sys.stdin.readline())
 gpus, job = os.environ["CUDA_VISIBLE_DEVICES"].split(","), request["job"]
 name = f"{job['micro_batch_size']}.{request['rank']}.{os.getpid()}"
 def write(**facts):
-    with open(os.path.join(LOG, name), "w") as file:
+    with open(f"{LOG}.{name}", "w") as file:
         json.dump({"gpus": gpus, "job": job, "pid": os.getpid(), **facts}, file)
+    os.replace(file.name, os.path.join(LOG, name))  # whole at once: the test may read it as soon as it is there
 start = time.monotonic()
 write(start=start, end=None)
 SCRIPT
