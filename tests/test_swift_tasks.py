@@ -198,11 +198,6 @@ def test_a_full_run_loads_the_reference(tmp_path: Path) -> None:
             "--tuner_type lora --teacher_model_server http://a:1",
             "teacher on other GPUs.*--teacher Qwen/Qwen2.5-0.5B",
         ),
-        (
-            "ppo",
-            "--tuner_type full --reward_model R --response_length 64",
-            "--seq-len 576 --prompt-len 512 .*--value-model R",
-        ),
         ("dpo", "--tuner_type lora --sequence_parallel_size 4", "needs more: .* --seq-len 128 --prompt-len 1"),
         ("kto", "--tuner_type lora --sequence_parallel_size 4", "estimates the run without it"),
         ("gkd", f"{TAUGHT} --fsdp fsdp2", "set=fsdp=.* estimates it with both models whole"),

@@ -78,7 +78,8 @@ def test_scores_of_all_completions_stay_until_the_next() -> None:
         ({"value_model": "smollm2-135m"}, "has 49,152 tokens, and the policy 151,936"),
         ({"value_model": "Qwen/Qwen2.5-VL-3B-Instruct"}, "are not modelled"),
         ({"value_model": "./nowhere.json"}, "no such file or folder"),
-        ({"strategy": "zero2", "num_gpus": 2, "reference": "model"}, "use strategy=ddp"),
+        ({"strategy": "fsdp", "num_gpus": 2, "reference": "model"}, "use strategy=zero3"),
+        ({"strategy": "zero3", "num_gpus": 2, "offload": "all"}, "use strategy=zero3 offload=none"),
         ({"prompt_length": None}, "needs the tokens of the prompt"),
     ],
 )

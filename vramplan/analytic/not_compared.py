@@ -7,7 +7,7 @@ from typing import Any
 
 from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import ROLLOUTS
+from vramplan.inputs.job_values import PPO_TRAINERS, ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
 
 SGLANG_REPORTS = (
@@ -84,8 +84,9 @@ def not_compared(job: Job) -> list[str]:
     by_swift = job.strategy == "zero3" and job.generated_by == "none"  # two emulated GPUs
     if job.task == "gkd" and job.num_gpus > 1 and job.loss not in ("standard", "chunked") and not by_swift:
         return [f"GKD of this loss on several GPUs was not compared with runs of {OF_FRAMEWORKS.get(job.loss, 'TRL')}"]
-    if job.value_model is not None and job.num_gpus > 1:
-        return ["PPO of TRL on several GPUs was not compared with runs"]
+    if job.value_model is not None:  # under DeepSpeed two emulated GPUs
+        several = job.num_gpus > 1 and not job.uses_deepspeed
+        return [f"PPO of {PPO_TRAINERS[job.ppo_trainer]} under DDP was not compared with runs"] if several else []
     if job.task == "ppo" and (job.num_gpus > 1 or job.quantize != "none"):
         return ["PPO of LLaMA-Factory on several GPUs, and of quantized models, was not compared with runs"]
     if job.loss == "kept_log_probs" and job.num_gpus > 1:

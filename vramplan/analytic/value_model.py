@@ -12,11 +12,12 @@ from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.supported import check_model, check_second_model
 from vramplan.analytic.teacher import TEACHER_STACK
-from vramplan.errors import ConfigError, UnsupportedError, setting
+from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_other_model, names_setting
 from vramplan.inputs.model_spec import ModelSpec
+from vramplan.inputs.ppo_rules import adapts_values
 from vramplan.inputs.task_rules import NO_REWARD
 from vramplan.memory.fused_attention import FusedAttention
 
@@ -34,16 +35,20 @@ def value_model_of(job: Job) -> ModelSpec | None:
 
 
 def value_job(values: ModelSpec, job: Job) -> Job:
-    """The job as the value model runs it: whole, without adapters."""
+    """The job as the value model runs it: whole, or, in ms-swift, with adapters and a copy of its head.
+
+    TRL leaves its ``use_cache`` on; ms-swift switches it off (4.6, pipelines/train/rlhf.py: _prepare_single_model).
+    """
     possible = architecture_of(values).architecture.attention
+    adapted = adapts_values(job)
     changes = {
-        "method": "full",
+        "method": job.method if adapted else "full",
         "dtype": job.dtype_of_values,
         "quantize": "none",
-        "modules_to_save": None,
+        "modules_to_save": ("score",) if adapted else None,  # PEFT's SEQ_CLS
         "attention": job.attention if job.attention in possible else cast("Attention", possible[0]),
         "fused_kernels": (),
-        "keeps_outputs": True,  # nobody switches its use_cache off
+        "keeps_outputs": job.ppo_trainer == "trl",
     }
     return job.model_copy(update=changes)
 
@@ -71,7 +76,7 @@ def check_values(spec: ModelSpec, values: ModelSpec, job: Job, gpu: Gpu) -> list
             raise ConfigError(
                 f"has {taken:,} tokens, and the policy {given:,}, whose ids it gets; give one with the same tokenizer"
             )
-    return [f"{setting('value_model', values.name)}: {note}" for note in notes]
+    return [f"value model {values.name}: {note}" for note in notes]
 
 
 def with_values(step: StepSpec, values: ModelSpec, fused: FusedAttention) -> tuple[StepSpec, Fold]:

@@ -179,6 +179,9 @@ JOB_FLAGS = {
         "ppo: the model that TRL trains beside the policy to learn values (LLaMA-Factory's value head).",
         complete=completion.model_names,
     ),
+    "ppo_trainer": Flag(
+        str, METHOD, "ppo with --value-model: trl (all of it trains) or ms_swift (adapters may) (trl)."
+    ),
     "rollout_batch_size": Flag(int, DATA, "ppo with --value-model: completions generated and scored at a time (64)."),
     "vllm_share": Flag(float, METHOD, "grpo, rloo: share of the GPU for vLLM, vllm_gpu_memory_utilization (0.3)."),
     "vllm_max_len": Flag(

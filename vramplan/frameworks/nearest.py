@@ -39,6 +39,7 @@ FLAGS = {
     "generate_with": "--generate-with",
     "reward_model": "--reward-model",
     "value_model": "--value-model",
+    "ppo_trainer": "--ppo-trainer",
     "rollout_batch_size": "--rollout-batch-size",
     "vllm_share": "--vllm-share",
     "vllm_max_length": "--vllm-max-len",

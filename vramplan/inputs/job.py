@@ -30,6 +30,7 @@ from vramplan.inputs.job_values import (
     Offload,
     Part,
     Pooling,
+    PpoTrainer,
     Quantize,
     QuantStorage,
     Reference,
@@ -146,17 +147,16 @@ class Job(Record):
     ``lmbda`` above 0), the teacher (``seq_kd`` and ``lmbda`` 0), both by turns, or none (samples of the data set
     alone)."""
     reward_model: str | None = None
-    """A model that scores the completions on the same GPU (grpo, rloo, ppo): a name, a folder or a config.json; null:
-    functions score them, or something elsewhere."""
+    """A model that scores the completions on the same GPU (grpo, rloo, ppo), by name or file; null: something else."""
     reward_dtype: Dtype | None = None
     """Stored dtype of the reward model's weights; null: `dtype`."""
     reward_adapters: bool = False
-    """Whether a second set of adapters on the same weights scores the completions (ppo; LLaMA-Factory's
-    ``reward_model_type: lora``), of the same rank and layers as those that train."""
+    """Whether a second set of such adapters scores completions (ppo; LLaMA-Factory's ``reward_model_type: lora``)."""
     value_model: str | None = None
     """`task` ppo: the model that learns the value of each token (``value_model`` of TRL's PPOTrainer, up to 1.12): a
-    name, a folder or a config.json. All of it trains, whatever the method; a `reward_model` scores. null:
-    LLaMA-Factory's value head."""
+    name, a folder or a config.json; a `reward_model` scores. null: LLaMA-Factory's value head."""
+    ppo_trainer: PpoTrainer = "trl"
+    """Whose trainer: trl, where all of the value model trains; ms_swift, where adapters of it do as the policy's do."""
     value_dtype: Dtype | None = None
     """Stored dtype of the value model's weights; null: `dtype`."""
     rollout_batch_size: int = field(default=64, gt=0, le=MAX_COUNT)
@@ -402,8 +402,8 @@ class Job(Record):
 
     @property
     def dtype_of_values(self) -> Dtype:
-        """Stored dtype of the value model's weights."""
-        return self.value_dtype or self.dtype
+        """Stored dtype of the value model's weights, which DeepSpeed casts like the policy's."""
+        return self.dtype if self.uses_deepspeed else self.value_dtype or self.dtype
 
     @property
     def dtype_of_teacher(self) -> str:

@@ -77,7 +77,10 @@ EmbeddingLoss = Literal[
 ]
 Offload = Literal["none", "optimizer", "all"]
 RolloutOffload = Literal["none", "optimizer", "model", "all"]
+PpoTrainer = Literal["trl", "ms_swift"]
 
+PPO_TRAINERS: Mapping[PpoTrainer, str] = {"trl": "TRL up to 1.12", "ms_swift": "ms-swift"}
+"""What the trainers of PPO with a value model are called."""
 MAX_COUNT = 1 << 24
 """Largest batch, length or rank that is accepted; more is refused as a likely mistake."""
 
@@ -90,7 +93,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
     "openrlhf": OpenRlhf(), "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd",
     "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
-    "value_model": None, "value_dtype": None, "rollout_batch_size": 64,
+    "value_model": None, "value_dtype": None, "rollout_batch_size": 64, "ppo_trainer": "trl",
 }  # fmt: skip
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048

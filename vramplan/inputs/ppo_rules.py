@@ -21,7 +21,12 @@ def is_trl(job: Job) -> bool:
     return is_ppo(job) and job.value_model is not None
 
 
-OF_VALUES = ("value_dtype", "rollout_batch_size")
+def adapts_values(job: Job) -> bool:
+    """Whether the value model trains adapters, as the policy does."""
+    return job.ppo_trainer == "ms_swift" and job.method != "full"
+
+
+OF_VALUES = ("value_dtype", "rollout_batch_size", "ppo_trainer")
 """Settings that only TRL's has."""
 
 
@@ -33,6 +38,8 @@ def _alone(name: str) -> Rule:
     )
 
 
+OF_TRL = ("ddp", "zero1", "zero2", "zero3")
+"""Strategies under which TRL's trainer was run."""
 VALUE_RULES = (
     *map(_alone, OF_VALUES),
     Rule(
@@ -62,7 +69,9 @@ VALUE_RULES = (
         "{quantize} or fused kernels with {value_model} are not modelled; use {quantize=none} and {fused_kernels=none}",
     ),
     Rule(
-        lambda job: is_trl(job) and job.num_gpus > 1 and job.reference_source == "adapters_off",
+        lambda job: (
+            is_trl(job) and job.num_gpus > 1 and not job.uses_deepspeed and job.reference_source == "adapters_off"
+        ),
         IMPOSSIBLE,
         "{num_gpus} with {value_model} and adapters: TRL's PPOTrainer stops, as it asks DistributedDataParallel for the"
         " policy to switch them off; use {num_gpus=1}, or {reference=model}",
@@ -100,9 +109,14 @@ PPO_RULES = (
         " {method=full}",
     ),
     Rule(
-        lambda job: is_ppo(job) and (job.strategy != "ddp" or job.offload != "none"),
+        lambda job: is_llamafactory(job) and (job.strategy != "ddp" or job.offload != "none"),
         UNSUPPORTED,
         "{strategy} {offload} with {task} is not modelled; use {strategy=ddp} {offload=none}",
+    ),
+    Rule(
+        lambda job: is_trl(job) and (job.strategy not in OF_TRL or job.offload != "none"),
+        UNSUPPORTED,
+        "{strategy} {offload} with {task} is not modelled; use {strategy=zero3} {offload=none}",
     ),
     Rule(
         lambda job: is_llamafactory(job) and job.autocast == "none",

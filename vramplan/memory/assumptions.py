@@ -6,7 +6,8 @@ from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.images import ProcessedImage, shown
 from vramplan.inputs.images.sounds import seconds as heard_seconds
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import ROLLOUTS
+from vramplan.inputs.job_values import PPO_TRAINERS, ROLLOUTS
+from vramplan.inputs.ppo_rules import adapts_values
 from vramplan.inputs.sample_lengths import MICRO_STEPS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, TRL_TASKS
 from vramplan.inputs.verl import Critic
@@ -119,11 +120,11 @@ def _describe_task(job: Job) -> str:
     if job.task == "gkd":
         return _describe_distillation(job, prompt)
     if job.value_model is not None:
+        trains = "with adapters of its own" if adapts_values(job) else "all of which trains"
         return (
-            f"PPO as TRL up to 1.12 runs it, completions by transformers' generate, at most {job.rollout_batch_size} at"
-            f" a time, values by {job.value_model} in {job.dtype_of_values}, all of which trains, rewards by"
-            f" {job.reward_model}"
-            f" in {job.dtype_of_rewards}{prompt}, {REFERENCES[job.reference_source]}; "
+            f"PPO as {PPO_TRAINERS[job.ppo_trainer]} runs it, completions by transformers' generate, at most"
+            f" {job.rollout_batch_size} at a time, values by {job.value_model} in {job.dtype_of_values}, {trains},"
+            f" rewards by {job.reward_model} in {job.dtype_of_rewards}{prompt}, {REFERENCES[job.reference_source]}; "
         )
     if job.task == "ppo":
         rewards = "another set of adapters" if job.reward_adapters else job.reward_model or "a server"

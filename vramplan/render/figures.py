@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.embedding import columns
-from vramplan.inputs.job_values import ROLLOUTS
+from vramplan.inputs.job_values import PPO_TRAINERS, ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS, PAIRS, TRL_TASKS
 from vramplan.inputs.tasks import RERANKERS
 from vramplan.units import GiB
@@ -179,7 +179,7 @@ def trainer(job: Job) -> str:
         }.get(job.loss, "TRL 1.7 on")
         return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
     if job.value_model is not None:
-        return f"PPO of TRL up to 1.12, values by {job.value_model.rpartition('/')[2]}"
+        return f"PPO of {PPO_TRAINERS[job.ppo_trainer]}, values by {job.value_model.rpartition('/')[2]}"
     if job.task == "ppo":
         return "PPO of LLaMA-Factory"
     rewards = "" if job.reward_model is None else f", rewards by {job.reward_model.rpartition('/')[2]}"

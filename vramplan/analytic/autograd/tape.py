@@ -91,7 +91,9 @@ class Tape:
         self.card = 0
         """Index of the GPU that ops allocate on."""
         self.phase = ""
-        self.module = ""
+        self.owner = ""
+        """In front of the names of modules outside of layers, if a second model trains and runs (``value_model.``)."""
+        self._module = ""
         self.grad_enabled = True
         self.training = True
         self.drops = True
@@ -113,6 +115,19 @@ class Tape:
         """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
 
+    @property
+    def module(self) -> str:
+        """Name of the module that runs."""
+        return self._module
+
+    @module.setter
+    def module(self, name: str) -> None:
+        self._module = self.named(name)
+
+    def named(self, name: str) -> str:
+        """A module's or weight's name, with its owner's in front: layers of the models have numbers of their own."""
+        return self.owner + name if self.owner and self.layer is None else name
+
     # -- recording ---------------------------------------------------------------------------------------------------
 
     def enter(self, phase: str, layer: int | None) -> None:
@@ -131,7 +146,7 @@ class Tape:
         if not category:
             category = "temporary" if self.in_backward else "activation"
         storages.append(
-            StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self.module, what, shape, dtype, self.card)
+            StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self._module, what, shape, dtype, self.card)
         )
         self.events.append(id)
         return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
@@ -146,7 +161,7 @@ class Tape:
         """
         id = len(self.storages)
         what = BUFFER_NAMES[kernel]
-        self.storages.append(StorageInfo(0, "workspace", self.module, what, numbers, dtype, self.card, kernel))
+        self.storages.append(StorageInfo(0, "workspace", self._module, what, numbers, dtype, self.card, kernel))
         self.events.append(id)
         return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
 
@@ -357,12 +372,12 @@ class Tape:
 
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: incoming gradients and saved tensors are freed after the outputs exist."""
-        self.module, self.card = node.module, node.card
+        self._module, self.card = node.module, node.card
         frame = node.frame
         if frame is not None and node.slots:
             if frame.slots is None:
                 self._recompute(frame)
-                self.module = node.module
+                self._module = node.module
             slots = frame.slots
             assert slots is not None
             for slot in node.slots:
@@ -418,7 +433,7 @@ class Tape:
             return
         copies = not alone or node.reorders
         if node.name:
-            self.module = node.name
+            self._module = node.name
             id = grad.storage.id if isinstance(grad.storage, LiveStorage) else None
             info = None if id is None else self.storages[id]
             self.taken.append(
@@ -465,14 +480,15 @@ class Tape:
             self.grad_enabled = outer
 
     @contextmanager
-    def second_model(self, trains: bool = False) -> Iterator[None]:
-        """Context in which another model runs, in evaluation mode unless it trains too."""
-        outer, self.training = self.training, self.training and trains
+    def second_model(self, owner: str = "") -> Iterator[None]:
+        """Context in which another model runs, in evaluation mode unless it trains too: then it has an `owner`."""
+        outer, self.training = self.training, self.training and bool(owner)
+        self.owner = owner
         self.parameters, self.second_parameters = self.second_parameters, self.parameters
         try:
             yield
         finally:
-            self.training = outer
+            self.training, self.owner = outer, ""
             self.parameters, self.second_parameters = self.second_parameters, self.parameters
 
     @contextmanager

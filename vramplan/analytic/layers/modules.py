@@ -161,7 +161,7 @@ class Modules:
         parameter = tape.parameters.get(key)
         if parameter is None:
             stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
-            parameter = tape.parameters[key] = Parameter(tape, name, shape, dtype, trains, stored, quantize)
+            parameter = tape.parameters[key] = Parameter(tape, tape.named(name), shape, dtype, trains, stored, quantize)
         return parameter
 
     def trained_head(self, name: str, dtype: str, *shape: int) -> Parameter:

@@ -132,7 +132,7 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         key = "generation", job.micro_batch_size * steps_per_generation(job), step.card.name
         if key not in generated:
             made = _by_transformers(step, step.setting, job.micro_batch_size * steps_per_generation(job))
-            generated[key] = _gathered(step, made, whole=True)
+            generated[key] = gathered(step, made, whole=True)
         yield generated[key]
     elif job.runs_verl:
         yield from verl_generation(step)
@@ -154,7 +154,7 @@ def _distilled(step: Step, who: str, generated: Generated) -> RolloutPhase:
     if key not in generated:
         caches = step.job.checkpointing == "none"
         generated[key] = _by_transformers(step, setting, step.job.micro_batch_size, caches)
-    return _gathered(step, generated[key], whole=True) if who == "student" else generated[key]
+    return gathered(step, generated[key], whole=True) if who == "student" else generated[key]
 
 
 def _by_transformers(step: Step, trained: StepSpec, prompts: int, caches: bool = True) -> RolloutPhase:
@@ -207,7 +207,7 @@ def _scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
     setting, steps = replace(step.setting, job=_scored(job)), steps_per_generation(job)
     record = simulate_scoring(setting, steps)
     if not job.shards_weights or job.runs_openrlhf:
-        yield _gathered(step, recorded_phase(step, "scoring", record, setting), whole=False)
+        yield gathered(step, recorded_phase(step, "scoring", record, setting), whole=False)
         return
     if job.runs_verl:
         yield ShardedScoring("scoring", scored_step(step, setting, record, POLICY), POLICY)
@@ -261,9 +261,9 @@ def _rewards(step: Step, generated: Generated) -> Iterator[RolloutPhase | Sharde
     key = "reward", rows, step.card.name
     if key not in generated:
         phase = scored(at_once, step.card, rows)
-        gathered = reward_gathered_bytes(job, step.card)
-        if gathered:
-            phase = phase.beside(Storage(gathered, "communication", "reward model's weights, gathered"))
+        size = reward_gathered_bytes(job, step.card)
+        if size:
+            phase = phase.beside(Storage(size, "communication", "reward model's weights, gathered"))
         generated[key] = phase
     yield generated[key]
 
@@ -280,7 +280,7 @@ def _scored(job: Job) -> Job:
     return job.model_copy(update={"micro_batch_size": tokens // job.sequence_length})
 
 
-def _gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
+def gathered(step: Step, phase: RolloutPhase, whole: bool) -> RolloutPhase:
     """A phase with sharded weights gathered: `whole` under ZeRO-3 (ds3_gather_for_generation), else a layer's."""
     job = step.job
     if not job.shards_weights:

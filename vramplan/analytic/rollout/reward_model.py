@@ -176,7 +176,7 @@ def _simulate(setting_of: StepSpec, rows: int, of: Job) -> StepRecord:
     if of_llamafactory(of):
         return simulate_rewards(setting_of)
     if of.value_model is not None:
-        return simulate_values(setting_of, PHASE, rows)
+        return simulate_values(setting_of, PHASE, rows, owner="")
     job = setting_of.job
     caches = job.strategy == "ddp"  # use_cache, which OpenRLHF switches off
     caching = replace(setting_of, job=job.model_copy(update={"keeps_outputs": caches}))

@@ -33,9 +33,17 @@ class ShardedScoring:
     """Forwards without gradients: of the model that trains, of the reference, or of a reward model."""
 
     def __init__(
-        self, name: str, step: Step, phase: str, forwards: int = 1, needs: tuple[str, ...] = ("weights",)
+        self,
+        name: str,
+        step: Step,
+        phase: str,
+        forwards: int = 1,
+        needs: tuple[str, ...] = ("weights",),
+        by_engine: bool = True,
     ) -> None:
         self.name, self.step, self.phase = name, step, phase
+        self.by_engine = by_engine
+        """Whether the whole model runs, or a module within it that is called by itself (TRL's PPO)."""
         self.needs = needs
         """What of the model is on the GPU meanwhile, of what may wait in host memory."""
         self.forwards = min(FORWARDS, forwards)
@@ -69,7 +77,7 @@ class ShardedScoring:
         ends = [after.first_event for _, after in pairwise(pieces)] + [len(events)]
         for _ in range(self.forwards):
             offset = record.splice(passes.shifted(step.unfolded.source, first))
-            with model.scoring(step):
+            with model.scoring(step, self.by_engine):
                 for piece, end in zip(pieces, ends, strict=True):
                     if piece.phase == self.phase:
                         model.run_section(piece, events[piece.first_event : end], offset)

@@ -14,8 +14,9 @@ from dataclasses import replace
 from vramplan.analytic.cached_forward import simulate_forward
 from vramplan.analytic.decoding import decode, decode_job, unfolded_of
 from vramplan.analytic.rollout.phase import RolloutPhase, emptied_cache
-from vramplan.analytic.rollout.phases import DECODED, Generated, generating, recorded_phase
-from vramplan.analytic.rollout.reward_model import scored
+from vramplan.analytic.rollout.phases import DECODED, Generated, gathered, generating, recorded_phase
+from vramplan.analytic.rollout.reward_model import scored, sharded_step
+from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
 from vramplan.analytic.rollout.value_phases import simulate_reference, simulate_values
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.unfolded_step import Step
@@ -43,12 +44,13 @@ class KeptScores:
             record.free(before)
 
 
-def value_rollout(step: Step, generated: Generated) -> list[RolloutPhase | KeptScores]:
-    """Generation and scoring, in order."""
+def value_rollout(step: Step, generated: Generated) -> list[RolloutPhase | KeptScores | ShardedScoring]:
+    """Generation and scoring, in order; under ZeRO-3 both models that train are gathered to generate."""
     key = "generation", step.job.micro_batch_size * step.job.gradient_accumulation_steps, step.card.name
     if key not in generated:
-        generated[key] = _generation(step)
-    return [generated[key], KeptScores(_scores(step, _parts(step.job), "of all completions")), *_scoring(step)]
+        generated[key] = gathered(step, _generation(step), whole=True)
+    scoring = _sharded_scoring if step.job.strategy == "zero3" else _scoring
+    return [generated[key], KeptScores(_scores(step, _parts(step.job), "of all completions")), *scoring(step)]
 
 
 def rows_at_a_time(job: Job) -> int:
@@ -111,4 +113,20 @@ def _scoring(step: Step) -> Iterator[RolloutPhase]:
     yield emptied_cache("scoring")
     yield recorded_phase(step, "scoring", simulate_values(values, "scoring", rows), values)
     yield scored(step.job, step.card, rows)
+    yield emptied_cache("reward")
+
+
+def _sharded_scoring(step: Step) -> Iterator[RolloutPhase | ShardedScoring]:
+    """The same under ZeRO-3, which gathers weights as modules run.
+
+    Only a second model as reference is called by its engine, of the others the policy or what is below the head.
+    """
+    rows, setting, values = rows_at_a_time(step.job), step.setting, step.setting.values
+    assert values is not None
+    reference = scored_step(step, setting, simulate_reference(setting, "scoring", rows), REFERENCE)
+    yield ShardedScoring("scoring", reference, REFERENCE, by_engine=step.job.loads_reference)
+    yield emptied_cache("scoring")
+    valued = scored_step(step, values, simulate_values(values, "scoring", rows), POLICY)
+    yield ShardedScoring("scoring", valued, POLICY, by_engine=False)
+    yield ShardedScoring("reward", sharded_step(step.job, step.card, rows), REWARD, by_engine=False)
     yield emptied_cache("reward")

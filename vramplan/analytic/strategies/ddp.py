@@ -183,8 +183,11 @@ class Strategy:
         """Go on from this state, one of those that :meth:`state` returns."""
 
     @contextmanager
-    def scoring(self, scored: Step) -> Iterator[None]:
-        """Inside, sections are those of a forward without gradients that is no part of the step."""
+    def scoring(self, scored: Step, by_engine: bool = True) -> Iterator[None]:
+        """Inside, sections are those of a forward without gradients that is no part of the step.
+
+        `by_engine`: whether the whole model runs, or a module within it that is called by itself.
+        """
         step, self.step, self.phase = self.step, scored, ""
         try:
             yield

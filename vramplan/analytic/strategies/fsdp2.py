@@ -226,9 +226,9 @@ class Fsdp2(Sharded):
             self._forward(groups, events, offset)
 
     @contextmanager
-    def scoring(self, scored: Step) -> Iterator[None]:
+    def scoring(self, scored: Step, by_engine: bool = True) -> Iterator[None]:
         first, self.first = self.first, _before_layers(scored)
-        with super().scoring(scored):
+        with super().scoring(scored, by_engine):
             yield
         self.first = first
 

@@ -56,6 +56,8 @@ class ZeroStage3(ZeroStage):
         """Forwards of micro-steps that began."""
         self.scores: int | None = None
         """The number of the pass that scores."""
+        self.by_engine = True
+        """Whether the engine's own forward runs, which records the order of the modules or expects it."""
         self.current: Visit | None = None
         self.around: list[Visit] = []
         """Modules that began and did not end: one around it with weights of its own, those whose end nothing tells."""
@@ -209,6 +211,9 @@ class ZeroStage3(ZeroStage):
     def _begin(self, turn: Turn) -> None:
         """Begin a forward."""
         self.begins, self.first = False, turn
+        if not self.by_engine:
+            self.coordinator.run_part(self.scores or 0)
+            return
         if self.scores is not None:
             self.coordinator.restart(self.scores, builds_graph=False)
             return
@@ -216,9 +221,11 @@ class ZeroStage3(ZeroStage):
         self.passes += 1
 
     @contextmanager
-    def scoring(self, scored: Step) -> Iterator[None]:
+    def scoring(self, scored: Step, by_engine: bool = True) -> Iterator[None]:
+        self.by_engine = by_engine
         if scored is self.step:  # a model that does nothing else
             yield
+            self.by_engine = True
             return
         number = next((number for number, one in self.scored.items() if one.step is scored), None)
         if number is None:
@@ -228,7 +235,7 @@ class ZeroStage3(ZeroStage):
         own, self.modules, self.scores = self.modules, self.scored[number], number
         with super().scoring(scored):
             yield
-        self.modules, self.scores = own, None
+        self.modules, self.scores, self.by_engine = own, None, True
 
     def generation_ends(self) -> None:
         """Forget the order of the modules, whose hooks TRL takes off to generate (trl 1.16, models/utils.py)."""

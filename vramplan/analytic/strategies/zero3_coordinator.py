@@ -164,6 +164,12 @@ class Coordinator:
         self.fetched = {}
         self.step = 0
 
+    def run_part(self, number: int) -> None:
+        """Begin a forward of a module that is called by itself: no hook of the engine's forward begins a trace."""
+        self._release_coming()
+        self.running, self.builds_graph, self.step = number, False, 0
+        self.queue, self.fetched = deque(), {}
+
     def _release_coming(self) -> None:
         """Wait for what is on its way, and release it; its buffers go in the end (_clean_inflight_param_registry)."""
         several = {id(one): one for one in self.coming.values()}.values()

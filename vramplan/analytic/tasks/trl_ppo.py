@@ -20,6 +20,9 @@ from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import scored_tokens
 from vramplan.analytic.tasks.whole_logits import own_logits
 
+VALUES = "value_model."
+"""In front of the names of the value model's weights that belong to no layer."""
+
 
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """A micro-batch of ``train``: the forward of both models, and the losses of policy and values."""
@@ -78,7 +81,7 @@ def inputs_of(net: Modules, ids: Tensor) -> Batch:
 
 def values_of(net: Modules, values: StepSpec, phase: str, batch: Batch) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     """The states of a scoring model's layers, the number of each token, and keys and values."""
-    with net.tape.second_model(trains=True):
+    with net.tape.second_model(VALUES):
         critic = Modules(net.tape, values.training(), values.liger)
         return numbers_of(critic, values, phase, batch)
 
@@ -89,7 +92,8 @@ def numbers_of(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> tup
     hidden = language_model(forward_pass(net, setting, phase, batch), setting.config)
     states, net.states = net.states, None
     net.tape.module = "score"
-    numbers = ops.linear(hidden, net.parameter("score.weight", 1, hidden.shape[-1]), None, "number for each token")
+    weight = net.parameter("score.weight", 1, hidden.shape[-1])
+    numbers = ops.linear(hidden, weight, None, "number for each token")
     return states, numbers.view(*hidden.shape[:2]), net.cache
 
 

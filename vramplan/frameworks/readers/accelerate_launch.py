@@ -52,6 +52,8 @@ def launched(
         settings |= fsdp_config.launched(options)
     mixed_precision = options.get("mixed_precision")
     environment = {} if mixed_precision is None else {"ACCELERATE_MIXED_PRECISION": mixed_precision}
+    if deepspeed is not None:
+        environment["ACCELERATE_USE_DEEPSPEED"] = ConfigValue("true", deepspeed.place)
     gpu_ids = options.get("gpu_ids")
     if gpu_ids is not None and gpu_ids.value not in (*UNSET, "all"):
         environment["CUDA_VISIBLE_DEVICES"] = gpu_ids._replace(value=str(gpu_ids.value))

@@ -16,7 +16,14 @@ from vramplan.frameworks.parsed_config import (
     resolve_version,
     visible_gpus,
 )
-from vramplan.frameworks.readers import ms_swift_grpo, ms_swift_rows, ms_swift_tasks, ms_swift_types, zero_config
+from vramplan.frameworks.readers import (
+    ms_swift_grpo,
+    ms_swift_ppo,
+    ms_swift_rows,
+    ms_swift_tasks,
+    ms_swift_types,
+    zero_config,
+)
 from vramplan.frameworks.readers.ms_swift_model import (
     MINICPM,
     adapter_targets,
@@ -60,7 +67,7 @@ TITLES = {
     "reranker": "reranker", "generative_reranker": "generative reranker",
 }  # fmt: skip
 """What a task is called, where that is not its name in capitals."""
-RLHF = (*PREFERENCE, "grpo")
+RLHF = (*PREFERENCE, "grpo", "ppo")
 """Tasks of ``swift rlhf``."""
 TASKS = (*RLHF, *ms_swift_types.TASKS.values())
 """Tasks that it runs."""
@@ -187,6 +194,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     parsed.video_sampling = from_environment(config)
     if is_grpo:
         ms_swift_grpo.train_for(parsed, config, version)
+    elif parsed.job.get("task") == "ppo":
+        ms_swift_ppo.finish(parsed, config)
     if config.has(WORLD_SIZE_KEY):
         config.read_keys |= config.source.settings.keys()  # written by ms-swift itself: it takes all of them
     return parsed
@@ -284,7 +293,7 @@ def write(model: str, job: Job) -> ConfigText:
     variables = nodes.variables(job)
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
-    pairs |= _sharding(job) | ms_swift_grpo.grpo_pairs(job)
+    pairs |= _sharding(job) | ms_swift_grpo.grpo_pairs(job) | ms_swift_ppo.ppo_pairs(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:

@@ -60,7 +60,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if value == "gkd":
         return ms_swift_gkd.task_fields(config, model, job)
     if value == "ppo":
-        raise ms_swift_ppo.refused(config, model, job)
+        return ms_swift_ppo.task_fields(config, version, model, job)
     if task is None or not at_least(version, SINCE.get(task, SINCE_OTHERS)):
         raise refuse_task(config, "rlhf_type", value, model, job)
     if job.get("strategy") == "fsdp":
@@ -141,8 +141,8 @@ def type_pairs(job: Job) -> Pairs:
     """
     if job.task is None:
         return {}
-    if job.task == "grpo":
-        return {"rlhf_type": "grpo"}
+    if job.task in ("grpo", "ppo"):
+        return {"rlhf_type": job.task}
     if job.reference not in (None, own_reference(job.method)):
         raise UnsupportedError(
             f"{setting('for_framework', 'swift')}: {setting('reference', job.reference)} is not written for it"

@@ -60,7 +60,8 @@ def ppo_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> di
     """
     for name, why in REFUSED.items():
         config.require_off(name, why=why)
-    fields = {**_models(config, version, job), **_batch(config, version, job)}
+    check_mini_batches(config, version, job)
+    fields = _models(config, version, job)
     fields["rollout_batch_size"] = config.integer("local_rollout_forward_batch_size", default=64)
     if not config.has("local_rollout_forward_batch_size"):
         config.note("default", "local_rollout_forward_batch_size", "not set: 64")
@@ -75,7 +76,10 @@ def ppo_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> di
         config.note("default", "response_length", f"not set: {completion}")
     if is_script(config) and config.source.program.endswith("ppo_tldr.py"):  # drops longer prompts
         fields |= {"prompt_length": TLDR_PROMPT, "sequence_length": TLDR_PROMPT + completion}
-    _note_samples(config, fields | {"rows": _rows(config, job)})
+    is_tldr = config.source.program.endswith("ppo_tldr.py")
+    has_data = config.lowercase("eval_strategy", default="no") != "no" if is_tldr else is_script(config)
+    has_data = has_data or config.boolean("has_eval_dataset", default=False)
+    note_samples(config, fields["rollout_batch_size"], _rows(job), has_data, at_a_time=8)
     return fields
 
 
@@ -120,20 +124,20 @@ def _models(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[
     return fields
 
 
-def _rows(config: ConfigReader, job: Mapping[str, Any]) -> int:
+def _rows(job: Mapping[str, Any]) -> int:
     """Completions that a process generates at a time."""
     return int(job["micro_batch_size"] * job["gradient_accumulation_steps"])
 
 
-def _batch(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Mini-batches, of which each has at least a whole micro-batch; a generation is of as many as an optimizer step.
+def check_mini_batches(config: ConfigReader, version: str, job: Mapping[str, Any]) -> None:
+    """Refuse mini-batches of less than a micro-batch; a generation is of as many samples as an optimizer step.
 
     (ppo_trainer.py: local_batch_size, which before 0.18 was `num_mini_batches` times as large.)
     """
     parts = config.integer("num_mini_batches", default=1)
-    micro, rows = job["micro_batch_size"], _rows(config, job)
+    micro, rows = job["micro_batch_size"], _rows(job)
     if parts == 1:
-        return {}
+        return
     if not at_least(version, "0.18"):
         raise config.unsupported(
             "num_mini_batches", f"above 1 is not modelled of TRL {version}; it is of 0.18 and later"
@@ -155,19 +159,27 @@ def _batch(config: ConfigReader, version: str, job: Mapping[str, Any]) -> dict[s
             "num_mini_batches",
             "makes mini-batches of one micro-batch, whose tensors TRL deletes before the next: needs less",
         )
-    return {}
 
 
 def _refuse_engines(config: ConfigReader, job: Mapping[str, Any]) -> None:
-    """Refuse DeepSpeed and FSDP, with the estimate of four whole models on each GPU.
+    """Refuse FSDP and offloading, with the estimate of four whole models on each GPU.
 
     Raises:
+        ConfigError: for DeepSpeed by the training arguments, at which transformers stops.
         UnsupportedError: naming it.
     """
-    strategy = job.get("strategy", "ddp")
-    if strategy == "ddp":
+    strategy, offload = job.get("strategy", "ddp"), job.get("offload", "none")
+    launched = config.variable("ACCELERATE_USE_DEEPSPEED") is not None
+    if not launched and not config.is_off("deepspeed"):  # training_args.py: trainer_config_process
+        raise ConfigError(
+            f"{config.place('deepspeed')}: transformers stops at deepspeed in PPOConfig, whose world_size is None until"
+            " the trainer is made; start it by accelerate launch --config_file with DeepSpeed in it"
+        )
+    if strategy in ("ddp", "zero1", "zero2", "zero3") and offload == "none":
         return
-    whole = {name: value for name, value in job.items() if name not in ("strategy", "offload", "loss", "batches")}
+    strategy = strategy if offload == "none" else f"{strategy} with offload_{offload}"
+    left_out = ("strategy", "offload", "loss", "batches", "zero", "fsdp")
+    whole = {name: value for name, value in job.items() if name not in left_out}
     whole |= {"task": "ppo", "autocast": "none"}
     model = (config.string(POLICY) or DEFAULT_MODEL) if is_script(config) else config.string("model_name_or_path") or ""
     length = "" if "sequence_length" in whole else " --seq-len N --prompt-len N"
@@ -210,13 +222,17 @@ def _note_checkpointing(config: ConfigReader) -> None:
         config.note("warning", "gradient_checkpointing", "has no effect: PPOTrainer never switches it on")
 
 
-def _note_samples(config: ConfigReader, fields: Mapping[str, Any]) -> None:
-    """Samples for the log are generated and scored by evaluation batches (ppo_trainer.py: generate_completions)."""
-    is_tldr = config.source.program.endswith("ppo_tldr.py")
-    has_data = config.lowercase("eval_strategy", default="no") != "no" if is_tldr else is_script(config)
-    has_data = has_data or config.boolean("has_eval_dataset", default=False)
-    size = config.integer("per_device_eval_batch_size", default=8)
-    at_once = min(fields["rows"], fields["rollout_batch_size"])
+def note_samples(config: ConfigReader, at_most: int, rows: int, has_data: bool, at_a_time: int) -> None:
+    """Say that samples for the log are not counted, where they are more at a time than training generates and scores.
+
+    Args:
+        config: the settings.
+        at_most: completions that training generates and scores at a time.
+        rows: completions of a generation.
+        has_data: whether there is data to take them from.
+        at_a_time: the framework's default of their number (ppo_trainer.py: generate_completions).
+    """
+    size, at_once = config.integer("per_device_eval_batch_size", default=at_a_time), min(rows, at_most)
     if has_data and config.integer("num_sample_generations", default=10, least=0) and size > at_once:
         config.note(
             "doubt",

@@ -1,0 +1,116 @@
+"""PPO of ms-swift, and of TRL under DeepSpeed: against runs of their trainers, what is read, refused and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.ppo_sharing import recorded
+from tests.recorded_runs import estimated_peaks
+from tests.trl_sharing import GPU
+from vramplan import check, estimate
+from vramplan.errors import VramplanError
+from vramplan.inputs.job import Job
+from vramplan.planner.export import export
+
+RECORDED = recorded()
+WORST, MEDIAN = 0.002, 0.0005
+MODEL, SCORER = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B"
+COMMAND = f"swift rlhf --rlhf_type ppo --model {MODEL} --reward_model {SCORER} --dataset data.jsonl --max_length 512"
+
+
+def errors_of(row: dict[str, Any]) -> dict[str, float]:
+    """The relative error of each phase's peak but for loading's, where DeepSpeed's engines are made one by one."""
+    peaks = estimated_peaks(row, GPU)
+    phases = peaks.keys() & row["peaks"].keys() - {"loaded"}
+    assert len(phases) == 6
+    return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    names = "ppo_trainer", "method", "strategy", "sequence_length"
+    return " ".join(str(row["job"].get(name, "")) for name in names)
+
+
+@pytest.mark.parametrize("row", RECORDED[::5], ids=name_of)
+def test_peaks_agree_with_the_trainers(row: dict[str, Any]) -> None:
+    assert max(errors_of(row).values()) <= WORST
+
+
+@pytest.mark.full
+def test_all_runs_agree_with_the_trainers() -> None:
+    errors = {name_of(row): errors_of(row) for row in RECORDED}
+    assert len(errors) >= 12
+    assert not [(name, each) for name, each in errors.items() if max(each.values()) > WORST]
+    assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
+
+
+def job_of(tmp_path: Path, more: str, num_gpus: int = 1) -> Job:
+    path = tmp_path / "ppo.sh"
+    path.write_text(f"NPROC_PER_NODE={num_gpus} {COMMAND} {more}\n")
+    return check(path, "h100", num_gpus=num_gpus, look_further=False).estimate.job
+
+
+def test_a_command_with_adapters(tmp_path: Path) -> None:
+    more = "--tuner_type lora --lora_rank 8 --deepspeed zero2 --response_length 256 --gradient_accumulation_steps 4"
+    job = job_of(tmp_path, more, num_gpus=4)
+    assert (job.task, job.ppo_trainer, job.strategy, job.num_gpus) == ("ppo", "ms_swift", "zero2", 4)
+    assert (job.value_model, job.reward_model, job.dtype_of_values) == (SCORER, SCORER, "bf16")
+    assert (job.prompt_length, job.sequence_length, job.rollout_batch_size) == (512, 768, 64)
+    assert (job.reference_source, job.checkpointing, job.autocast) == ("adapters_off", "none", "none")
+
+
+def test_a_full_command_on_one_gpu(tmp_path: Path) -> None:
+    """transformers' Trainer is made first, whose Accelerator decides the autocast of TRL's."""
+    job = job_of(tmp_path, "--tuner_type full --torch_dtype bfloat16 --local_rollout_forward_batch_size 8")
+    assert (job.reference_source, job.autocast, job.rollout_batch_size) == ("model", "bf16", 8)
+    assert (job.prompt_length, job.sequence_length) == (512, 1024)
+
+
+def test_the_value_model_trains_adapters_where_the_policy_does() -> None:
+    settings: dict[str, Any] = {
+        "task": "ppo", "value_model": SCORER, "reward_model": SCORER, "sequence_length": 256, "prompt_length": 128,
+    }  # fmt: skip
+    trl, swift = (estimate(MODEL, "h100", ppo_trainer=name, **settings) for name in ("trl", "ms_swift"))
+    assert trl.num_trainable_parameters > 1.5e9 > 20e6 > swift.num_trainable_parameters
+    assert swift.peak_allocated_bytes < trl.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--tuner_type lora --adapters a", "adapters"),
+        ("--tuner_type lora --reward_adapters a", "reward_adapters"),
+        ("--tuner_type lora --ref_model other", "stops at ref_model beside adapters"),
+        ("--tuner_type full --ref_model other", "other than the model itself"),
+        ("--tuner_type full --use_liger_kernel true", "use_liger_kernel"),
+        ("--tuner_type lora --use_vllm true", "has no effect"),
+        ("--tuner_type lora --quant_method bnb --quant_bits 4", "quant_bits"),
+        ("--tuner_type lora --padding_free true --attn_impl flash_attn", "ms-swift stops at it"),
+        ("--tuner_type full --deepspeed zero3_offload", "zero3_offload with rlhf_type ppo is not modelled; nearest"),
+        ("--tuner_type full --fsdp fsdp2", "under fsdp is not modelled; nearest, under ZeRO-3: vramplan estimate"),
+        ("--tuner_type lora --reward_model a b", "with 2 reward_model"),
+        ("--tuner_type lora --num_mini_batches 3 --gradient_accumulation_steps 4", "expected a divisor"),
+    ],
+)
+def test_one_line_says_what_is_wrong(tmp_path: Path, more: str, said: str) -> None:
+    with pytest.raises(VramplanError) as caught:
+        job_of(tmp_path, more, num_gpus=2 if "deepspeed" in more or "fsdp" in more else 1)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_adapters_on_several_gpus_without_deepspeed_stop(tmp_path: Path) -> None:
+    with pytest.raises(VramplanError, match="asks DistributedDataParallel for the policy"):
+        job_of(tmp_path, "--tuner_type lora", num_gpus=2)
+
+
+def test_the_written_command_is_read_as_the_job(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "--tuner_type lora --deepspeed zero2 --gradient_accumulation_steps 4", num_gpus=2)
+    path = tmp_path / "written.sh"
+    path.write_text(export("swift", MODEL, job, "h100").text)
+    again = check(path, "h100", num_gpus=2, look_further=False).estimate.job
+    assert again == job
