@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vramplan.errors import UnsupportedError
@@ -24,6 +26,31 @@ def test_train_type_may_be_an_older_version() -> None:
     assert "train_type" not in doubts("grpo", with_vllm.format("--train_type"), "3.12.6")
     assert "tuner_type" not in doubts("grpo", with_vllm.format("--tuner_type"))
     assert "train_type" not in doubts("dpo", "--train_type"), "its large tensors are the same from 3.5 on"
+
+
+@pytest.mark.parametrize(
+    ("imports", "arguments", "optimizer"),
+    [
+        ("transformers import Trainer, TrainingArguments", "evaluation_strategy='no'", "adamw_torch"),
+        ("transformers import Trainer, TrainingArguments", "eval_strategy='no'", "adamw_torch_fused"),
+        ("trl import SFTTrainer as Trainer, SFTConfig as TrainingArguments", "max_seq_length=512", "adamw_torch"),
+        ("trl import SFTTrainer as Trainer, SFTConfig as TrainingArguments", "max_length=512", "adamw_torch_fused"),
+    ],
+)
+def test_the_default_optimizer_is_that_of_the_version(
+    tmp_path: Path, imports: str, arguments: str, optimizer: str
+) -> None:
+    """Before transformers 4.54 it is not fused: a full fine-tuning has a list of all updates beside the states."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"from transformers import AutoModelForCausalLM\nfrom {imports}\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\n"
+        f"Trainer(model=model, args=TrainingArguments('out', {arguments}), train_dataset=data).train()\n"
+    )
+    assert (
+        check.check(path, "h100", num_gpus=1, sequence_length=512, look_further=False).estimate.job.optimizer
+        == optimizer
+    )
 
 
 def test_flags_of_openrlhf_may_be_an_older_version() -> None:

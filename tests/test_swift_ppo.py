@@ -92,7 +92,7 @@ def test_the_value_model_trains_adapters_where_the_policy_does() -> None:
         ("--tuner_type lora --padding_free true --attn_impl flash_attn", "ms-swift stops at it"),
         ("--tuner_type full --deepspeed zero3_offload", "zero3_offload with rlhf_type ppo is not modelled; nearest"),
         ("--tuner_type full --fsdp fsdp2", "under fsdp is not modelled; nearest, under ZeRO-3: vramplan estimate"),
-        ("--tuner_type lora --reward_model a b", "with 2 reward_model"),
+        ("--tuner_type lora --reward_model a b", "with 2 reward models"),
         ("--tuner_type lora --num_mini_batches 3 --gradient_accumulation_steps 4", "expected a divisor"),
     ],
 )

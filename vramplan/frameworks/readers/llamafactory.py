@@ -22,6 +22,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
     autocast_dtype,
+    default_optimizer,
     device_map_field,
     eval_batch_size,
     experts_field,
@@ -76,9 +77,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = config.lowercase("finetuning_type", default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported("finetuning_type")
-    job = trainer_fields(config)
-    job["method"] = method
     before_5 = not at_least(version, "0.9.4")  # its requirements: transformers up to 4.52.4
+    job = trainer_fields(config, optimizer=default_optimizer("4.52.4" if before_5 else "4.57"))
+    job["method"] = method
     job |= leaf_module_fields(job) | experts_field(before_5)
     job |= _dtypes(config, method, version, job.get("strategy") == "zero3")
     if method == "lora":

@@ -99,7 +99,10 @@ def _models(config: ConfigReader, model: str, job: Mapping[str, Any]) -> dict[st
     names = config.strings("reward_model")
     if len(names) != 1:
         at = config.place("reward_model") if names else config.source.where
-        raise ConfigError(f"{at}: ms-swift stops at rlhf_type ppo with {len(names)} reward_model; give one")
+        raise ConfigError(
+            f"{at}: ms-swift stops at rlhf_type ppo with {len(names)} reward models; give one:"
+            f" {setting('set', 'reward_model=MODEL')}"
+        )
     if job.get("quantize", "none") != "none":
         raise config.unsupported("quant_bits", "with rlhf_type ppo is not modelled; leave it out")
     if config.has("ref_model"):

@@ -42,6 +42,13 @@ PYTHON_NAMES: dict[str, KeyNames] = {
 }
 """Keys in a Python script's own calls, in place of those in `NAMES`."""
 ALL_LINEAR = 'LoraConfig(target_modules="all-linear")'
+FUSED_SINCE = "4.54"
+"""The first version of transformers whose default optimizer is fused, with torch 2.8 on (training_args.py)."""
+
+
+def default_optimizer(transformers: str) -> str:
+    """The value of `optim` that a version of transformers has if none is set: fused, or over lists of all tensors."""
+    return "adamw_torch_fused" if at_least(transformers, FUSED_SINCE) else "adamw_torch"
 
 
 def trainer_fields(

@@ -21,6 +21,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     autocast_dtype,
     checkpoint_dtype,
     checkpoints_outside,
+    default_optimizer,
     eval_batch_size,
     experts_field,
     extra_adapter_fields,
@@ -67,7 +68,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
             place = config.place(TOKENIZER_KEY)
             raise ConfigError(f"{place}: transformers {version} stops at tokenizer=; it takes processing_class=")
     model = config.string("model_name_or_path", "model", "model_id")
-    job = trainer_fields(config)
+    job = trainer_fields(config, optimizer=default_optimizer(version))
     stored = read_dtype(config, "dtype", "torch_dtype")
     if stored is None and (config.has("dtype", "torch_dtype") or at_least(version, "5.0")):
         stored = checkpoint_dtype(config, "dtype", f"transformers {version} loads")

@@ -17,6 +17,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
     checkpoint_dtype,
+    default_optimizer,
     device_map_field,
     eval_batch_size,
     experts_field,
@@ -42,6 +43,8 @@ from vramplan.inputs.job import Job
 PACKAGE, NEWEST = "trl", "1.16.0"
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """The key of transformers 5.23, and its former name, which counts where the new one is not set (training_args.py)."""
+FUSED_SINCE = "0.20"
+"""The first version released beside transformers 4.54, whose default optimizer is fused."""
 LAST_VERSIONS = {"max_seq_length": "0.19.1", "use_liger": "0.17.0"}
 """Keys that were removed since, and the last version with each, later ones first (trainer/sft_config.py)."""
 
@@ -53,7 +56,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     if framework_version is None:
         version, where = _version_of(config, task, version) or (version, where)
     _check_tokenizer(config, task, version)
-    job = trainer_fields(config) | _strategy(config)
+    optimizer = default_optimizer("5.0" if at_least(version, FUSED_SINCE) else "4.53")
+    job = trainer_fields(config, optimizer=optimizer) | _strategy(config)
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
     job |= vision_fields(method)
