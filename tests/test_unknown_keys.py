@@ -50,5 +50,6 @@ def test_it_is_a_note_where_the_run_goes_on(name: str) -> None:
 
 def test_many_keys_are_counted() -> None:
     line = " ".join([STOPS["openrlhf"], *(f"--colour{number} 1" for number in range(9))])
-    with pytest.raises(ConfigError, match="3 more"):
+    with pytest.raises(ConfigError, match="3 more") as stopped:
         reading(line)
+    assert all(setting("set", f"colour{number}=") in stopped.value.text for number in range(9))

@@ -323,10 +323,11 @@ class ConfigReader:
         ]
         more = [f"{len(unknown) - MOST_NAMED} more"] if len(unknown) > MOST_NAMED else []
         what = "a key that it does not know" if len(unknown) == 1 else "keys that it does not know"
-        without = " ".join(setting("set", f"{name}=") for _, name, _ in unknown[:MOST_NAMED])
+        without = " ".join(setting("set", f"{name}=") for _, name, _ in unknown[:MOST_HINTS])
         it = "it" if len(unknown) == 1 else "them"
         return ConfigError(
-            f"{'; '.join([*named, *more])}: {self.framework} stops at {what}; {without} estimates the run without {it}"
+            f"{'; '.join([*named, *more])}: {self.framework} stops at {what}, but for a copy that has {it};"
+            f" without {it} the run is estimated by {without}"
         )
 
     def _nearest(self, name: str, known: set[str], cutoff: float) -> str:
