@@ -33,7 +33,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 _NOT_YET = "with rlhf_type grpo is not modelled yet"
 _BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
 NOT_MODELLED: Mapping[str, str] = {
-    **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
+    **dict.fromkeys(("ref_adapters", "chord_sft_dataset"), _NOT_YET),
     **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""

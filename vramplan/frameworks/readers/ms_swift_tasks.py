@@ -37,7 +37,7 @@ NUMBERS = (
     "loss_scale",
 )  # fmt: skip
 """Settings that change no large tensor: the cross-entropy of rpo_alpha is made of the log-probabilities that exist."""
-NOT_MODELLED = ("ref_adapters", "adapters", "resume_from_checkpoint", "precompute_ref_log_probs")
+NOT_MODELLED = ("ref_adapters", "precompute_ref_log_probs")
 
 
 def is_rlhf(config: ConfigReader) -> bool:

@@ -1,0 +1,72 @@
+"""Runs of TRL's trainers that get a model with adapters, of which they make a frozen copy for the reference.
+
+`python -m tests.trl_frozen_adapters` adds those that tests/trl_frozen_adapters_runs.jsonl lacks (needs trl 1.16);
+`python -m tests.trl_frozen_adapters FOLDER/trl-1.0.0` takes the package of an older version from a folder. Peaks of
+live tensors in each phase, in bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import card_of
+from tests.recorded_runs import add_missing, job_of, model_of, rows_of
+from tests.trl_runs import GPU, LAYERS, SMALL, TRL
+
+RUNS = Path(__file__).parent / "trl_frozen_adapters_runs.jsonl"
+LLAMA, QWEN = ("llama-3.2-1b", {LAYERS: 6}), ("qwen2.5-0.5b", {LAYERS: 6})
+DPO: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
+    (LLAMA, {}),
+    (QWEN, {"lora_rank": 64}),
+    (LLAMA, {"autocast": "none"}),
+    (LLAMA, {"checkpointing": "none", "prompt_length": 100}),
+    (LLAMA, {"micro_batch_size": 4, "gradient_accumulation_steps": 2, "lora_targets": ("q_proj", "v_proj")}),
+    (QWEN, {"dtype": "fp32", "sequence_length": 512}),
+    (LLAMA, {"lora_dtype": "bf16"}),
+)
+"""Models and jobs of DPO; the last has adapters as TRL casts those of a quantized model, and not the copy."""
+SCORED: dict[str, Any] = {"task": "grpo", "num_generations": 2, "prompt_length": 128}
+
+
+def cases(version: str) -> Iterator[dict[str, Any]]:
+    """All runs of a version: the model, keys of its configuration, the job, TRL's options."""
+    own = {**SMALL, "reference": "frozen_adapters"}
+    loss = {TRL: "chunked", "1.9.0": "standard", "1.0.0": "sliced"}[version]
+    for (model, config), job in DPO if version == TRL else DPO[:2]:
+        yield {"model": model, "config": config, "job": {**own, "task": "dpo", "loss": loss, **job}, "options": {}}
+    if version == "1.0.0":
+        return
+    for model, config in (LLAMA, QWEN)[: 2 if version == TRL else 1]:
+        yield {"model": model, "config": config, "job": {**own, "task": "kto", "loss": loss}, "options": {}}
+    if version != TRL:
+        return
+    for (model, config), job in ((LLAMA, {}), (QWEN, {"sequence_length": 1024}), (LLAMA, {"task": "rloo"})):
+        yield {"model": model, "config": config, "job": {**own, **SCORED, "loss": loss, **job}, "options": {}}
+
+
+def recorded() -> list[dict[str, Any]]:
+    """The rows of the file."""
+    return rows_of(RUNS)
+
+
+def main() -> int:
+    """Run what the file lacks of this version."""
+    version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
+    sys.path[:0] = sys.argv[1:]
+    from tests.trl_grpo_trace import GrpoRun
+    from tests.trl_trace import TrlRun
+
+    def run(row: dict[str, Any]) -> dict[str, int]:
+        job = job_of(row)
+        trace = GrpoRun if job.task in ("grpo", "rloo") else TrlRun
+        return trace(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"]).go()
+
+    add_missing(RUNS, ({"trl": version, **case} for case in cases(version)), run)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
