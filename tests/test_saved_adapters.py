@@ -167,6 +167,8 @@ def test_the_adapters_file_names_the_model(tmp_path: Path) -> None:
         ("model = PeftModel.from_pretrained(model, 'sft', 'default', True)", 24),
         ("model = PeftModel.from_pretrained(model, model_id='sft', is_trainable=True)\nmodel.train()", 24),
         ("model = PeftModel.from_pretrained(model, 'sft')\nmodel.set_adapter('default')", 24),
+        ("model = PeftModel.from_pretrained(model, 'sft')\nfor n, p in model.named_parameters():\n"
+         "    if 'lora' in n.lower(): p.requires_grad = True", 24),
     ],
 )  # fmt: skip
 def test_merged_and_trained(tmp_path: Path, load: str, rank: int | None) -> None:
@@ -182,9 +184,10 @@ def test_merged_and_trained(tmp_path: Path, load: str, rank: int | None) -> None
         ("model = PeftModel.from_pretrained(model, 'sft', is_trainable=f())", "is_trainable of PeftModel is not known"),
         (
             "model = PeftModel.from_pretrained(model, 'sft')\nfor n, p in model.named_parameters():\n"
-            "    if 'lora' in n: p.requires_grad = True",
+            "    if 'lora' not in n: p.requires_grad = True",
             "requires_grad set by hand on adapters that PeftModel froze",
         ),
+        (f"{LOAD}\nfor p in model.parameters(): p.requires_grad = True", "by hand beside adapters is not modelled"),
         (f"{LOAD}\nmodel = get_peft_model(model, LoraConfig(r=4))", "adapters are added twice"),
         (LOAD.replace("is_trainable", "autocast_adapter_dtype=False, is_trainable"), "autocast_adapter_dtype"),
         (LOAD.replace("'sft'", "sft"), "give --set lora_r=N"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError
@@ -15,6 +16,10 @@ WITH_BASE = ("AutoPeftModelForCausalLM", "AutoPeftModel")
 """Those that load the model too, which the adapters' own file names (auto.py)."""
 ARGUMENTS = ("adapter_name", "is_trainable", "config", "autocast_adapter_dtype")
 """Arguments behind the folder, in their order; those of WITH_BASE end with config."""
+
+
+OF_LORA = re.compile(r"""["'][._]?lora_?["'] in \w+(\.lower\(\))?""")
+"""A test of a parameter's name that adapters alone pass."""
 
 
 class SavedCall(NamedTuple):
@@ -99,6 +104,12 @@ def _argument(call: Call, number: int, *names: str) -> ConfigValue | None:
     return value
 
 
+def is_for_adapters(call: Call) -> bool:
+    """Whether requires_grad is set to True on the parameters whose names have "lora", which are those of adapters."""
+    named = call.name.startswith(".named_parameters()") and call.positional == [True]
+    return named and OF_LORA.fullmatch(call.condition) is not None
+
+
 def _check_trainable(thing: Thing, trainable: ConfigValue | None) -> None:
     """Refuse adapters that stay frozen: without is_trainable, unless set_adapter makes them train."""
     value = False if trainable is None else trainable.value
@@ -107,11 +118,13 @@ def _check_trainable(thing: Thing, trainable: ConfigValue | None) -> None:
     cls, place = class_of(thing.call), thing.call.place
     if isinstance(value, str):
         raise ConfigError(f"{place}: is_trainable of {cls} is not known without running the script")
-    by_hand = next((call.place for name, call, _ in thing.history if name.endswith("requires_grad=")), None)
-    if by_hand is not None:
+    by_hand = [call for name, call, _ in thing.history if name.endswith("requires_grad=")]
+    if by_hand and all(map(is_for_adapters, by_hand)):
+        return
+    if by_hand:
         raise UnsupportedError(
-            f"{by_hand}: requires_grad set by hand on adapters that {cls} froze is not modelled: load them with"
-            " is_trainable=True instead"
+            f"{by_hand[0].place}: requires_grad set by hand on adapters that {cls} froze is not modelled: load them"
+            " with is_trainable=True instead"
         )
     raise ConfigError(
         f"{place}: {cls} without is_trainable=True freezes the adapters, and nothing would train; give it, or merge"

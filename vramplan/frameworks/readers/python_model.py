@@ -14,6 +14,7 @@ from vramplan.frameworks.readers.python_adapters import (
     SavedCall,
     SecondCall,
     class_of,
+    is_for_adapters,
     saved_call,
     second_call,
 )
@@ -265,6 +266,9 @@ def _with_saved(script: Script, thing: Thing) -> Model:
         raise UnsupportedError(f"{call.place}: adapters are added twice, which is not modelled")
     model.adapters, model.frozen, model.saved = call, [], saved_call(thing)
     _apply(script, model, thing.history)
+    by_hand = next((one for one in model.frozen if not is_for_adapters(one)), None)
+    if by_hand is not None:
+        raise UnsupportedError(f"{by_hand.place}: requires_grad set by hand beside adapters is not modelled")
     return model
 
 
