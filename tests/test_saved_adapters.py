@@ -301,3 +301,111 @@ def test_a_trainer_that_gets_adapters_and_new_ones(tmp_path: Path) -> None:
         parsed_of(tmp_path, "train.py", text)
     path = tmp_path / "train.py"
     assert read_config(from_path(path, None, environment={}), 1, "0.24.0").job["lora_rank"] == 4
+
+
+DPO = (
+    SCRIPT.replace("SFT", "DPO")
+    .replace("LOAD", LOAD)
+    .replace("max_length=512", "max_length=512, OPTIONS")
+    .replace("train_dataset=data", "train_dataset=data, processing_class=tokenizer")
+)
+SECOND = "model.load_adapter('sft', adapter_name='reference')"
+
+
+def dpo(*lines: str, options: str = "") -> str:
+    """A script with TRL's DPOTrainer and adapters of a folder."""
+    return DPO.replace("OPTIONS", options).replace(LOAD, "\n".join((LOAD, *lines)))
+
+
+@pytest.mark.parametrize(
+    ("version", "trainer", "reference"),
+    [
+        ("1.16.0", "DPO", "frozen_adapters"), ("0.29.1", "DPO", "frozen_adapters"), ("0.28.0", "DPO", None),
+        ("1.16.0", "KTO", "frozen_adapters"), ("1.5.0", "KTO", "frozen_adapters"), ("1.0.0", "KTO", None),
+    ],
+)  # fmt: skip
+def test_trl_copies_adapters_that_are_there(tmp_path: Path, version: str, trainer: str, reference: str | None) -> None:
+    """Before, the reference was the model without them; so it is of adapters that the trainer adds itself."""
+    save(tmp_path / "sft")
+    path = tmp_path / "train.py"
+    path.write_text(dpo().replace("DPO", trainer))
+    job = read_config(from_path(path, None, environment={}), 1, version).job
+    assert job.get("reference") == reference
+    added = dpo().replace(LOAD, "").replace("processing_class", "peft_config=LoraConfig(r=4), processing_class")
+    path.write_text(added)
+    assert "reference" not in read_config(from_path(path, None, environment={}), 1, version).job
+
+
+@pytest.mark.parametrize(("beta", "reference"), [("", None), (", beta=0.04", "frozen_adapters")])
+def test_grpo_copies_them_where_the_loss_has_a_reference(tmp_path: Path, beta: str, reference: str | None) -> None:
+    save(tmp_path / "sft")
+    text = FILES["train.py"].replace("SFT", "GRPO").replace("max_length=512", f"max_completion_length=64{beta}")
+    text = text.replace("train_dataset", "reward_funcs=f, train_dataset")
+    assert parsed_of(tmp_path, "a.py", text).job.get("reference") == reference
+    rloo = text.replace("GRPO", "RLOO").replace(beta or "\0", ", beta=0.0")
+    if beta:
+        with pytest.raises(UnsupportedError, match="copies a model's adapters all the same"):
+            parsed_of(tmp_path, "b.py", rloo)
+
+
+def test_two_sets_on_one_base(tmp_path: Path) -> None:
+    """DPO's ref_adapter_name, up to TRL 0.28."""
+    save(tmp_path / "sft")
+    options = "model_adapter_name='default', ref_adapter_name='reference'"
+    parsed = parsed_of(tmp_path, "a.py", dpo(SECOND, options=options))
+    assert (parsed.job["reference"], parsed.version) == ("frozen_adapters", "0.28.0 (from its model_adapter_name)")
+    own = dpo(SECOND, options=options.replace("default", "train")).replace("is_train", "adapter_name='train', is_train")
+    assert parsed_of(tmp_path, "b.py", own).job["reference"] == "frozen_adapters"
+    save(tmp_path / "other")
+    other = dpo(SECOND.replace("'sft'", "'other'"), options=options)
+    assert parsed_of(tmp_path, "c.py", other).job["reference"] == "frozen_adapters"
+    save(tmp_path / "other", r=4)
+    for text, expected in (
+        (other, "are not known to have rank and layers"),
+        (dpo(options=options), "no adapters reference are loaded"),
+        (dpo(SECOND), "which ref_adapter_name does not name"),
+        (dpo(SECOND, options=options.replace("default", "train")), "TRL goes back to train"),
+        (dpo(SECOND.replace(")", ", is_trainable=True)"), options=options), "two sets that train"),
+        (FILES["train.py"].replace(LOAD, f"{LOAD}\n{SECOND}"), "load_adapter() beside adapters that train"),
+        (dpo().replace("is_train", "adapter_name='train', is_train"), "stops at adapters that are not called default"),
+        (dpo(options="precompute_ref_log_probs=True"), "keeps the copy that TRL 1.16.0 makes"),
+    ):
+        with pytest.raises(VramplanError) as error:
+            parsed_of(tmp_path, "d.py", text)
+        assert expected in str(error.value)
+
+
+SWIFT = f"swift rlhf --rlhf_type dpo --model {MODEL} --tuner_type lora --adapters sft --max_length 512"
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "grpo"])
+def test_ms_swifts_reference_with_adapters(tmp_path: Path, kind: str) -> None:
+    save(tmp_path / "sft")
+    command = SWIFT.replace("dpo", kind) + (" --reward_funcs a --beta 0.04" if kind == "grpo" else "")
+    job = parsed_of(tmp_path, "a.sh", command).job
+    assert job.get("reference") in (None, "adapters_off")
+    job = parsed_of(tmp_path, "a.sh", f"{command} --ref_adapters sft").job
+    assert (job["reference"], job["lora_rank"]) == ("frozen_adapters", 24)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("--ref_adapters other", "are not known to have rank and layers"),
+        ("--ref_adapters sft --deepspeed zero2", "under DeepSpeed or on several GPUs"),
+        ("--ref_adapters sft other", "takes one"),
+        ("--ref_adapters sft --rlhf_type orpo", "with rlhf_type dpo, kto, grpo alone"),
+    ],
+)
+def test_ms_swifts_reference_that_is_refused(tmp_path: Path, more: str, expected: str) -> None:
+    save(tmp_path / "sft")
+    save(tmp_path / "other", r=4)
+    with pytest.raises(VramplanError) as error:
+        parsed_of(tmp_path, "a.sh", f"{SWIFT} {more}".replace("--rlhf_type dpo", "", "orpo" in more))
+    assert expected in str(error.value)
+
+
+def test_the_same_variable_is_the_same_folder_in_a_command(tmp_path: Path) -> None:
+    text = f'{SWIFT} --ref_adapters "$RUN/last"'.replace("--adapters sft", '--adapters "$RUN/last"', 1)
+    options = {"lora_rank": "8", "target_modules": "all-linear"}
+    assert parsed_of(tmp_path, "a.sh", text, options).job["reference"] == "frozen_adapters"

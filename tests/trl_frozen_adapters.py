@@ -1,8 +1,9 @@
 """Runs of TRL's trainers that get a model with adapters, of which they make a frozen copy for the reference.
 
 `python -m tests.trl_frozen_adapters` adds those that tests/trl_frozen_adapters_runs.jsonl lacks (needs trl 1.16);
-`python -m tests.trl_frozen_adapters FOLDER/trl-1.0.0` takes the package of an older version from a folder. Peaks of
-live tensors in each phase, in bytes.
+`python -m tests.trl_frozen_adapters FOLDER/trl-1.0.0` takes the package of an older version from a folder, and
+`python -m tests.trl_frozen_adapters ms-swift` runs the trainers of ms-swift (see `tests.swift_runs`), whose frozen
+adapters are those of --ref_adapters. Peaks of live tensors in each phase, in bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ DPO: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
     (LLAMA, {"lora_dtype": "bf16"}),
 )
 """Models and jobs of DPO; the last has adapters as TRL casts those of a quantized model, and not the copy."""
+SWIFT = "ms-swift 4.6.0"
 SCORED: dict[str, Any] = {"task": "grpo", "num_generations": 2, "prompt_length": 128}
 
 
 def cases(version: str) -> Iterator[dict[str, Any]]:
     """All runs of a version: the model, keys of its configuration, the job, TRL's options."""
     own = {**SMALL, "reference": "frozen_adapters"}
+    if version == SWIFT:
+        own |= {"loss": "logits_to_keep", "prompt_length": 100}
+        for (model, config), job in ((LLAMA, {"task": "dpo"}), (QWEN, {"task": "dpo"}), (LLAMA, {"task": "kto"})):
+            yield {"model": model, "config": config, "job": {**own, **job}, "options": {}}
+        return
     loss = {TRL: "chunked", "1.9.0": "standard", "1.0.0": "sliced"}[version]
     for (model, config), job in DPO if version == TRL else DPO[:2]:
         yield {"model": model, "config": config, "job": {**own, "task": "dpo", "loss": loss, **job}, "options": {}}
@@ -55,13 +62,21 @@ def recorded() -> list[dict[str, Any]]:
 def main() -> int:
     """Run what the file lacks of this version."""
     version = Path(sys.argv[1]).name.removeprefix("trl-") if len(sys.argv) > 1 else TRL
-    sys.path[:0] = sys.argv[1:]
-    from tests.trl_grpo_trace import GrpoRun
-    from tests.trl_trace import TrlRun
+    version = SWIFT if version == "ms-swift" else version
+    sys.path[:0] = [] if version == SWIFT else sys.argv[1:]
+
+    def trace_of(task: str) -> Any:
+        if version == SWIFT:
+            from tests.swift_trace import SwiftRun as Run
+        elif task in ("grpo", "rloo"):
+            from tests.trl_grpo_trace import GrpoRun as Run
+        else:
+            from tests.trl_trace import TrlRun as Run
+        return Run
 
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        trace = GrpoRun if job.task in ("grpo", "rloo") else TrlRun
+        trace = trace_of(str(job.task))
         return trace(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"]).go()
 
     add_missing(RUNS, ({"trl": version, **case} for case in cases(version)), run)

@@ -219,7 +219,7 @@ def _checkpointing(config: ConfigReader) -> str:
 
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
-    goes_on = saved_adapters.loads(config, SAVED)  # loaders/adapter.py: load_lora
+    goes_on = bool(saved_adapters.names(config, SAVED.folder))  # loaders/adapter.py: load_lora
     if goes_on and config.lowercase("rl", default="") in NEW_ADAPTERS:
         config.note("warning", SAVED.folder, "has no effect: with this rl axolotl gives TRL new adapters of lora_r")
         goes_on = False

@@ -222,10 +222,10 @@ def _goes_on(config: ConfigReader, job: dict[str, object]) -> bool:
     Raises:
         ConfigError: for what LLaMA-Factory stops at.
     """
-    if not saved_adapters.loads(config, SAVED):
+    if not saved_adapters.names(config, SAVED.folder):
         return False
     adds = config.boolean("create_new_adapter", default=False)
-    several = len(config.strings(SAVED.folder)) > 1
+    several = len(saved_adapters.names(config, SAVED.folder)) > 1
     quantizes, is_zero3 = config.integer("quantization_bit", default=0, least=0) > 0, job.get("strategy") == "zero3"
     if (quantizes and (adds or several)) or (is_zero3 and several):
         on = "quantized weights" if quantizes else "ZeRO-3"

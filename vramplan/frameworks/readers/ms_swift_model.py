@@ -99,7 +99,7 @@ def lora_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
         ConfigError: for several folders, at which ms-swift stops, and for one that is not here.
         UnsupportedError: for adapters that are not modelled.
     """
-    if not saved_adapters.loads(config, SAVED):
+    if not saved_adapters.names(config, SAVED.folder):
         if config.has(RESUMED):
             config.note(
                 "doubt",
@@ -107,7 +107,7 @@ def lora_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
                 "rank and layers are those of the checkpoint's adapters: taken as lora_rank and target_modules",
             )
         return adapter_targets(config) | whole_module_fields(config, dtype)
-    if len(config.strings(SAVED.folder)) > 1:
+    if len(saved_adapters.names(config, SAVED.folder)) > 1:
         raise ConfigError(f"{config.place(SAVED.folder)}: {SAVED.folder}: ms-swift stops at more than one to train on")
     fields = saved_adapters.fields_of(config, SAVED)
     own = beside(f"{SAVED.named(config)}/{OWN_FILE}", config.folder)

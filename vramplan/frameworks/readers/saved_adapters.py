@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vramplan.bounded_read import MiB, read_json
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.readers.trainer_arguments import layers_of_pattern
-from vramplan.frameworks.settings import UNSET, ConfigReader, ConfigValue, is_unknown, shown
+from vramplan.frameworks.settings import UNSET, ConfigReader, is_unknown, shown
 from vramplan.frameworks.syntax.lookup import beside
 
 FILE = "adapter_config.json"
@@ -64,12 +64,21 @@ class LoraKeys(NamedTuple):
 
     def named(self, config: ConfigReader) -> str:
         """The folder or Hub id; of several the last, which is trained on. Marks of what is not known stay in it."""
-        config.read_keys.add(self.folder)
-        value = config.source.settings[self.folder].value
-        items = value if isinstance(value, list) else str(value).split(",")
         inner = config.string(self.inner) if self.inner else None
-        name = str(items[-1]).strip() if items else ""
+        name = (names(config, self.folder) or [""])[-1]
         return f"{name}/{inner}" if inner else name
+
+
+def names(config: ConfigReader, key: str) -> list[str]:
+    """The folders or Hub ids of a key; none if it is not set. Marks of what is not known stay in them."""
+    config.read_keys.add(key)
+    value = config.source.settings.get(key)
+    if value is None or value.value in UNSET:
+        return []
+    items = value.value if isinstance(value.value, list) else [value.value]
+    if len(items) == 1 and not is_unknown(items[0]):
+        items = str(items[0]).split(",")
+    return [name for item in items if (name := str(item).strip())]
 
 
 IN_SCRIPTS = LoraKeys(KEY, "lora_r", "lora_target_modules", "use_dora", "lora_modules_to_save")
@@ -100,13 +109,6 @@ def find(name: str, folder: Path) -> SavedAdapters | None:
         if path is not None:
             return _read(path)
     return None
-
-
-def loads(config: ConfigReader, keys: LoraKeys) -> bool:
-    """Whether the configuration names adapters to load."""
-    config.read_keys.add(keys.folder)
-    value = config.source.settings.get(keys.folder)
-    return value is not None and value.value not in (*UNSET, [])
 
 
 def base_of(config: ConfigReader, key: str = BASE_KEY) -> str | None:
@@ -149,21 +151,23 @@ def fields_of(config: ConfigReader, keys: LoraKeys) -> dict[str, Any]:
     return saved.fields
 
 
-def check_alike(config: ConfigReader, second: ConfigValue) -> None:
-    """Refuse a second set of adapters that are not known to have the rank and the layers of those that train.
+COMPARED = ("method", "lora_rank", "lora_targets", "modules_to_save")
 
-    Raises:
-        UnsupportedError: naming the folder.
+
+def are_alike(config: ConfigReader, keys: LoraKeys, other: str, job: Mapping[str, Any]) -> bool:
+    """Whether adapters of another folder have the rank and the layers of those that train in a job.
+
+    They do if both are of one folder, in a command also where its name is a variable; else by their own file.
     """
-    own, other = IN_SCRIPTS.named(config) if loads(config, IN_SCRIPTS) else "", second.value.get("folder")
-    if own and own == other and not is_unknown(own):
-        return
-    both = [None if is_unknown(name) else find(str(name), config.folder) for name in (own, other)]
-    if None in both or both[0].fields != both[1].fields:  # type: ignore[union-attr]
-        raise UnsupportedError(
-            f"{second.place}: {shown(other)}: adapters of a reference that are not known to have rank and layers"
-            " of those that train are not modelled; load both from one folder"
-        )
+    own = keys.named(config) if names(config, keys.folder) else ""
+    if own and own == other and (not is_unknown(own) or config.source.spelling == "flags"):
+        return True
+    saved = None if is_unknown(other) else find(other, config.folder)
+    return saved is not None and all(_sorted(saved.fields.get(name)) == _sorted(job.get(name)) for name in COMPARED)
+
+
+def _sorted(value: Any) -> Any:
+    return sorted(value) if isinstance(value, tuple) else value
 
 
 def _by_options(config: ConfigReader, keys: LoraKeys) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     peft = _trains_adapters(config)
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
     job |= vision_fields(job["method"])
-    goes_on = saved_adapters.loads(config, saved_adapters.IN_SCRIPTS)
+    goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
     if goes_on:
         job |= saved_adapters.fields_of(config, saved_adapters.IN_SCRIPTS)
     elif peft:

@@ -56,7 +56,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job = trainer_fields(config) | _strategy(config)
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
-    goes_on = saved_adapters.loads(config, saved_adapters.IN_SCRIPTS)
+    goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
     trl_tasks.check_merged(config, version)
     job |= vision_fields(method)
     job |= experts_field(not at_least(version, "0.27"))

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_gkd, trl_grpo, trl_ppo
-from vramplan.frameworks.readers.saved_adapters import ADAPTER_NAME_KEY, MERGED_KEY, SECOND_KEY, check_alike
+from vramplan.frameworks.readers.saved_adapters import ADAPTER_NAME_KEY, IN_SCRIPTS, MERGED_KEY, SECOND_KEY, are_alike
 from vramplan.frameworks.readers.trl_liger import with_liger
 from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import LABELS_KEY, PROMPT_LENGTH
-from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.settings import ConfigReader, shown
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import CONCATENATED
@@ -274,7 +274,7 @@ def _reference(config: ConfigReader, task: str, version: str, job: Mapping[str, 
         return {"reference": "precomputed"}
     if own:
         return {"reference": "model"}
-    return _second_adapters(config, version) or _copied_adapters(config, task, version, True)
+    return _second_adapters(config, job) or _copied_adapters(config, task, version, True)
 
 
 COPIES_SINCE = {"dpo": "0.29", "kto": "1.2", "grpo": "0.27", "rloo": "0.27"}
@@ -303,7 +303,7 @@ def _copied_adapters(config: ConfigReader, task: str, version: str, refers: bool
     return {"reference": "frozen_adapters"}
 
 
-def _second_adapters(config: ConfigReader, version: str) -> dict[str, Any]:
+def _second_adapters(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
     """Adapters that a script loads beside those that train, for the reference (up to 0.28: ref_adapter_name).
 
     Raises:
@@ -329,7 +329,12 @@ def _second_adapters(config: ConfigReader, version: str) -> dict[str, Any]:
             f"{config.place('model_adapter_name')}: model_adapter_name: the adapters {own} are loaded, TRL goes back to"
             f" {trained}"
         )
-    check_alike(config, second)
+    folder = str(second.value.get("folder"))
+    if not are_alike(config, IN_SCRIPTS, folder, job):
+        raise UnsupportedError(
+            f"{second.place}: {shown(folder)}: adapters of a reference that are not known to have rank and layers of"
+            " those that train are not modelled; load both from one folder"
+        )
     return {"reference": "frozen_adapters"}
 
 
