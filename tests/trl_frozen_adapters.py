@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.helpers import card_of
 from tests.recorded_runs import add_missing, job_of, model_of, rows_of
@@ -29,6 +30,8 @@ DPO: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
     (LLAMA, {"lora_dtype": "bf16"}),
 )
 """Models and jobs of DPO; the last has adapters as TRL casts those of a quantized model, and not the copy."""
+TWO_SETS = {"model_adapter_name": "default", "ref_adapter_name": "ref"}
+"""Options of a script that loads both (up to 0.28)."""
 SWIFT = "ms-swift 4.6.0"
 SCORED: dict[str, Any] = {"task": "grpo", "num_generations": 2, "prompt_length": 128}
 
@@ -41,10 +44,12 @@ def cases(version: str) -> Iterator[dict[str, Any]]:
         for (model, config), job in ((LLAMA, {"task": "dpo"}), (QWEN, {"task": "dpo"}), (LLAMA, {"task": "kto"})):
             yield {"model": model, "config": config, "job": {**own, **job}, "options": {}}
         return
-    loss = {TRL: "chunked", "1.9.0": "standard", "1.0.0": "sliced"}[version]
+    losses = {TRL: "chunked", "1.9.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
+    loss, options = losses[version], TWO_SETS if version == "0.28.0" else {}
     for (model, config), job in DPO if version == TRL else DPO[:2]:
-        yield {"model": model, "config": config, "job": {**own, "task": "dpo", "loss": loss, **job}, "options": {}}
-    if version == "1.0.0":
+        row = {"model": model, "config": config, "job": {**own, "task": "dpo", "loss": loss, **job}}
+        yield {**row, "options": options}
+    if version in ("1.0.0", "0.28.0"):
         return
     for model, config in (LLAMA, QWEN)[: 2 if version == TRL else 1]:
         yield {"model": model, "config": config, "job": {**own, "task": "kto", "loss": loss}, "options": {}}
@@ -65,6 +70,8 @@ def main() -> int:
     version = SWIFT if version == "ms-swift" else version
     sys.path[:0] = [] if version == SWIFT else sys.argv[1:]
 
+    from tests import trl_trace
+
     def trace_of(task: str) -> Any:
         if version == SWIFT:
             from tests.swift_trace import SwiftRun as Run
@@ -77,7 +84,9 @@ def main() -> int:
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
         trace = trace_of(str(job.task))
-        return trace(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"]).go()
+        scored = trl_trace.of_one_kind() if (version, job.task) == ("1.9.0", "kto") else trl_trace.num_scored
+        with patch.object(trl_trace, "num_scored", scored):
+            return trace(model_of(row), job, card_of(GPU), str(job.task), job.prompt_length or 0, **row["options"]).go()
 
     add_missing(RUNS, ({"trl": version, **case} for case in cases(version)), run)
     return 0

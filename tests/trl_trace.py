@@ -300,10 +300,16 @@ class Setup:
         }
 
     def with_adapters(self, model: nn.Module, peft: Any) -> tuple[Any, Any]:
-        """A model that has adapters already, which TRL copies for the reference, and no others to add."""
+        """A model that has adapters already, which TRL copies for the reference, and no others to add.
+
+        Where `ref_adapter_name` is set, they have others beside them (up to 0.28).
+        """
         from peft import get_peft_model
 
-        return get_peft_model(model, peft), None  # type: ignore[arg-type]
+        adapted = get_peft_model(model, peft)  # type: ignore[arg-type]
+        if "ref_adapter_name" in self.options:
+            adapted.add_adapter(self.options["ref_adapter_name"], peft)
+        return adapted, None
 
 
 def ones(*shape: int) -> torch.Tensor:
