@@ -158,6 +158,16 @@ def test_the_adapters_file_names_the_model(tmp_path: Path) -> None:
     assert (parsed.model, parsed.job["lora_rank"], parsed.job["dtype"]) == (MODEL, 24, "bf16")
 
 
+def test_the_model_by_a_configuration_of_adapters(tmp_path: Path) -> None:
+    save(tmp_path / "sft")
+    text = FILES["train.py"].replace(f'"{MODEL}"', "config.base_model_name_or_path")
+    text = text.replace("model = Auto", "config = PeftConfig.from_pretrained('sft')\nmodel = Auto", 1)
+    text = text.replace("PeftModel, get", "PeftConfig, PeftModel, get")
+    assert parsed_of(tmp_path, "train.py", text).model == MODEL
+    with pytest.raises(ConfigError, match="base_model_name_or_path is not known"):
+        parsed_of(tmp_path, "train.py", text.replace("PeftConfig.from_pretrained('sft')", "f()"))
+
+
 @pytest.mark.parametrize(
     ("load", "rank"),
     [

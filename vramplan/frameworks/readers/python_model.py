@@ -321,7 +321,8 @@ def _method(script: Script, model: Model, name: str, last: str, call: Call) -> b
     if last == "merge_and_unload" and "quantization_config" not in model.load.keywords:
         model.adapters, model.adapter_configs = None, []
         return True
-    raise UnsupportedError(f"{call.place}: {_spoken(name)} on the model is not modelled")
+    instead = "; use PeftModel.from_pretrained(model, FOLDER, is_trainable=True)" if last == "load_adapter" else ""
+    raise UnsupportedError(f"{call.place}: {_spoken(name)} on the model is not modelled{instead}")
 
 
 def _attribute(name: str, key: str, call: Call) -> bool:
