@@ -174,6 +174,7 @@ def test_the_model_by_a_configuration_of_adapters(tmp_path: Path) -> None:
         ("model = PeftModel.from_pretrained(model, 'sft').merge_and_unload()", None),
         ("model = PeftModel.from_pretrained(model, 'sft')\nmodel = model.merge_and_unload()\n"
          "model = get_peft_model(model, LoraConfig(r=4))", 4),
+        ("if f():\n    loaded = PeftModel.from_pretrained(model, 'sft')\n    model = loaded.merge_and_unload()", None),
         ("model = PeftModel.from_pretrained(model, 'sft', 'default', True)", 24),
         ("model = PeftModel.from_pretrained(model, model_id='sft', is_trainable=True)\nmodel.train()", 24),
         ("model = PeftModel.from_pretrained(model, 'sft')\nmodel.set_adapter('default')", 24),
@@ -197,6 +198,7 @@ def test_merged_and_trained(tmp_path: Path, load: str, rank: int | None) -> None
             "    if 'lora' not in n: p.requires_grad = True",
             "requires_grad set by hand on adapters that PeftModel froze",
         ),
+        (f"{LOAD}\nif f(): model = model.merge_and_unload()", "is called on the model is not known"),
         (f"{LOAD}\nfor p in model.parameters(): p.requires_grad = True", "by hand beside adapters is not modelled"),
         (f"{LOAD}\nmodel = get_peft_model(model, LoraConfig(r=4))", "adapters are added twice"),
         (LOAD.replace("is_trainable", "autocast_adapter_dtype=False, is_trainable"), "autocast_adapter_dtype"),

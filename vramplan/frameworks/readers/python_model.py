@@ -241,7 +241,11 @@ def _base(script: Script, thing: Thing) -> Model | None:
 def _merged(script: Script, thing: Thing) -> Model | None:
     """The base model, if the adapters of a folder are merged into it before anything else; else None."""
     merged = next((number for number, event in enumerate(thing.history) if event[0] == ".merge_and_unload"), None)
-    if merged is None or not thing.history[merged][2]:
+    if merged is None:
+        return None
+    _, call, is_certain = thing.history[merged]
+    with_load = not thing.call.certain and thing.call.condition == call.condition  # both under one condition
+    if not is_certain and not with_load:
         return None
     model = _base(script, thing)
     if model is None:
