@@ -49,6 +49,12 @@ class Swift(Setup):
         if task == "reward":  # transformers gives such a class none
             model.generation_config, model.config.pad_token_id = GenerationConfig(), 0
         model = as_swift_loads(model, reference, peft, self.job)
+        if self.job.reference == "frozen_adapters":  # ref_adapters (pipelines/train/rlhf.py: prepare_model)
+            model.add_adapter("ref_adapter", peft)
+            for name, parameter in model.named_parameters():
+                if ".ref_adapter." in name:
+                    parameter.requires_grad_(True)
+            options |= {"ref_adapter_name": "ref_adapter"}
         kind = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Reward"}.get(task, "CPO")
         if task in ("cpo", "simpo"):
             options |= {"loss_type": "simpo", "cpo_alpha": float(task == "cpo")} | options
@@ -64,6 +70,9 @@ class Swift(Setup):
             train_dataset=Dataset.from_list([{"input_ids": [3]}]),
             **given,
         )
+
+    def with_adapters(self, model: nn.Module, peft: Any) -> tuple[Any, Any]:
+        return model, peft
 
     def batch(self) -> dict[str, Any]:
         samples, length = self.job.micro_batch_size, self.job.sequence_length

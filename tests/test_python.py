@@ -87,7 +87,7 @@ def test_the_referee_sees_a_stale_value(tmp_path: Path, monkeypatch: pytest.Monk
         ("for p in model.parameters(): p.requires_grad = False", "requires_grad set by hand"),
         ("if f(): model = get_peft_model(model, LoraConfig())", "whether peft.get_peft_model() is called"),
         ("model = get_peft_model(model, c)\nmodel = get_peft_model(model, c)", "adapters are added twice"),
-        ("model = PeftModel.from_pretrained(model, 'adapters')", "adapters of a folder are not read"),
+        ("model = PeftModel.from_pretrained(model, 'adapters')", "without is_trainable=True freezes the adapters"),
         ("model = f(model)", "f() takes the model"),
         ("model = AutoModelForCausalLM.from_config(c)", "from_config is not read yet"),
         ("model = f()", "the model that is trained (model=model) is not known"),

@@ -115,7 +115,10 @@ class GrpoRun(ScoringRun):
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             settings = trainer.args.gradient_checkpointing_kwargs
-            with torch.no_grad(), disable_gradient_checkpointing(trainer.model, settings):
+            of_reference = nullcontext()
+            if self.job.reference == "frozen_adapters":
+                of_reference = trl.trainer.utils.use_adapter(trainer.model, "ref")
+            with torch.no_grad(), disable_gradient_checkpointing(trainer.model, settings), of_reference:
                 found = trainer._get_per_token_logps_and_entropies(
                     trainer.model,
                     ids,

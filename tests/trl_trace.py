@@ -299,6 +299,18 @@ class Setup:
             **self.options,
         }
 
+    def with_adapters(self, model: nn.Module, peft: Any) -> tuple[Any, Any]:
+        """A model that has adapters already, which TRL copies for the reference, and no others to add.
+
+        Where `ref_adapter_name` is set, they have others beside them (up to 0.28).
+        """
+        from peft import get_peft_model
+
+        adapted = get_peft_model(model, peft)  # type: ignore[arg-type]
+        if "ref_adapter_name" in self.options:
+            adapted.add_adapter(self.options["ref_adapter_name"], peft)
+        return adapted, None
+
 
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.int64)
@@ -537,10 +549,13 @@ class TrlRun:
         peft = self._adapters()
         extra = {"reference": reference} if reference is not None else {}
         with on_meta():
+            if job.reference == "frozen_adapters":
+                model, peft = self.setup.with_adapters(model, peft)
             trainer = self.setup.trainer(model, peft, folder, words, **extra)
         for name, parameter in trainer.model.named_parameters():  # on meta PEFT does not cast adapters
             if "lora_" in name:
-                parameter.data = parameter.data.to(DTYPES[job.lora_dtype])
+                dtype = torch.float32 if ".ref" in name else DTYPES[job.lora_dtype]
+                parameter.data = parameter.data.to(dtype)
         for module in (*trainer.model.modules(), *(reference.modules() if reference is not None else ())):
             for name, buffer in module._buffers.items():  # some are made of numbers, on the host
                 if buffer is not None and not buffer.is_meta:

@@ -15,13 +15,14 @@ from vramplan.analytic.rollout.colocated_vllm import VllmRollout, vllm_held
 from vramplan.analytic.rollout.openrlhf_critic import Critic, critic_phases
 from vramplan.analytic.rollout.phase import RolloutPhase
 from vramplan.analytic.rollout.phases import Generated, generates_each_micro_step, later_images, rollout_phases
-from vramplan.analytic.rollout.reward_model import reward_adapters, reward_weights
+from vramplan.analytic.rollout.reward_model import frozen_adapters, reward_adapters, reward_weights
 from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring
 from vramplan.analytic.rollout.trl_ppo import value_rollout
 from vramplan.analytic.strategies import strategy_of
 from vramplan.analytic.strategies.micro_steps import MicroSteps
 from vramplan.analytic.tasks.reference import is_of_reference
 from vramplan.analytic.unfolded_step import Step, buffers_of
+from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.rollout_rules import is_colocated
 from vramplan.memory import passes
 from vramplan.memory.overheads import cublas_workspace
@@ -210,6 +211,8 @@ class SimulatedRun:
         share.prepare()
         if self.step.job.reward_adapters:
             record.allocate_all(reward_adapters(self.step))
+        if self.step.job.reference == "frozen_adapters" and self.step.job.task in ROLLOUTS:
+            record.allocate_all(frozen_adapters(self.step))
         phases_of = rollout_phases if self.step.job.value_model is None else value_rollout
         rollouts, known = [*phases_of(self.step, self.generated)], dict[int, int]()
         if rollouts and self.step.job.value_model is None:

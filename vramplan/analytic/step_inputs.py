@@ -99,6 +99,7 @@ class StepSpec:
             lora_targets=job.lora_targets,
             lora_dropout=0.0 if drops_nothing(job) else job.lora_dropout,
             adapter_dtype=used or job.lora_dtype,
+            reference_adapters=(used or "fp32") if job.reference == "frozen_adapters" else None,
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             head_dtype=job.dtype if job.reads_sharded_head else None,
             dora=job.method == "dora",

@@ -136,6 +136,8 @@ def simulate_scoring(setting: StepSpec, steps: int) -> StepRecord:
     """
     net = new_modules(replace(setting, job=setting.job.model_copy(update={"checkpointing": "none"})))
     net.liger = net.reference_liger
+    if net.training.reference_adapters:
+        net.training = replace(net.training, adapter_dtype=net.training.reference_adapters)
     tape, job = net.tape, setting.job
     with tape.no_grad():
         batch = make_batch(tape, setting, "scoring", job.micro_batch_size, steps)

@@ -141,7 +141,7 @@ JOB_FLAGS = {
     "reference": _choice(
         "reference",
         METHOD,
-        "Reference of dpo, kto, grpo, rloo: adapters_off, model, precomputed, none (by method).",
+        "Reference of dpo, kto, grpo, rloo: adapters_off, frozen_adapters, model, precomputed, none (by method).",
     ),
     "lora_rank": Flag(int, METHOD, "Rank of the adapters (8)."),
     "lora_targets": Flag(str, METHOD, "all-linear, or names of layers: q_proj,v_proj (all-linear)."),

@@ -54,7 +54,7 @@ GENERATING: tuple[Task, ...] = (*ROLLOUTS, "gkd", "ppo")
 """All tasks that may generate completions."""
 REFERRING: tuple[Task, ...] = ("dpo", "kto", "ppo", *ROLLOUTS)
 """Tasks with a reference."""
-Reference = Literal["adapters_off", "model", "precomputed", "none"]
+Reference = Literal["adapters_off", "frozen_adapters", "model", "precomputed", "none"]
 Divergence = Literal["jsd", "forward_kl", "reverse_kl"]
 GeneratedBy = Literal["student", "teacher", "both", "none"]
 Engine = Literal["transformers", "vllm", "vllm_sleep", "vllm_server"]

@@ -99,9 +99,31 @@ TASK_RULES = (
         "{reference} has no meaning without {task=dpo} or its kin",
     ),
     Rule(
-        lambda job: job.reference == "adapters_off" and job.method == "full",
+        lambda job: job.reference in ("adapters_off", "frozen_adapters") and job.method == "full",
         IMPOSSIBLE,
         "{reference} with {method}: there are no adapters; give {reference=model} or precomputed",
+    ),
+    Rule(
+        lambda job: (
+            job.reference == "frozen_adapters"
+            and (
+                job.task == "ppo"
+                or job.runs_own_actor
+                or job.loss in ("liger", "log_softmax", *IN_PLAIN_LOOPS)
+                or job.strategy not in ("ddp", "zero1", "zero2")
+            )
+        ),
+        UNSUPPORTED,
+        "{reference} is modelled for TRL's trainers under DDP, ZeRO-1 and ZeRO-2, not with {task} {loss} {strategy};"
+        " {reference=adapters_off} needs less by the adapters' weights in fp32",
+    ),
+    Rule(
+        lambda job: (
+            job.reference == "frozen_adapters" and bool(job.method == "dora" or job.modules_to_save or job.images)
+        ),
+        UNSUPPORTED,
+        "{reference} with DoRA, {modules_to_save} or {images} was not compared with a run of TRL; use"
+        " {reference=adapters_off}",
     ),
     Rule(
         lambda job: job.prompt_length is not None and job.task not in (*SCORING, *GENERATING),

@@ -101,6 +101,7 @@ def describe_method(job: Job) -> str:
 
 REFERENCES = {
     "adapters_off": "the model without adapters as reference",
+    "frozen_adapters": "frozen adapters of the same rank and layers as reference",
     "model": "a second model as reference",
     "precomputed": "precomputed log-probabilities of the reference",
     "none": "no reference",

@@ -19,6 +19,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "reference": {
         "none": "no reference", "model": "a second model as reference",
         "adapters_off": "the model without adapters as reference",
+        "frozen_adapters": "frozen adapters as reference",
         "precomputed": "log-probabilities of a reference computed before",
     },
     "reentrant": {"True": "reentrant checkpointing", "False": "checkpointing that is not reentrant"},

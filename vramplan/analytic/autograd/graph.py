@@ -201,6 +201,8 @@ class Accumulate(Node):
 
 SAVED = ".modules_to_save"
 """Part of the name of the trained copy of a frozen module (PEFT's ModulesToSaveWrapper)."""
+OF_REFERENCE = ".ref"
+"""End of the names of frozen adapters that only the reference uses (trl 1.16, trainer/dpo_trainer.py: add_adapter)."""
 Stored = tuple[tuple[str, int, str], ...]
 """(name, bytes, formula) of each tensor of a quantized weight; empty if the weight is not quantized."""
 
@@ -244,6 +246,14 @@ class Parameter(Tensor):
     def is_adapter(self) -> bool:
         """Whether it belongs to an adapter, by PEFT's names, and not to the model itself."""
         return ".lora_" in self.name or SAVED in self.name
+
+    @property
+    def is_of_reference(self) -> bool:
+        """Whether it belongs to frozen adapters of the reference.
+
+        PEFT lets them need a gradient while they are active (0.21, tuners/tuners_utils.py: set_adapter).
+        """
+        return self.name.endswith(OF_REFERENCE)
 
     @property
     def trains(self) -> bool:

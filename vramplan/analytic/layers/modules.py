@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import field
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Tensor, leaf
+from vramplan.analytic.autograd.graph import OF_REFERENCE, SAVED, Parameter, Resident, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
 from vramplan.analytic.layers import liger, lora, moe_peft
@@ -38,6 +38,10 @@ class WeightConfig:
     adapter_input: str | None = None
     """Dtype that PEFT casts an adapter's input to, if the adapter computes in another one (FSDP1: it is not gathered
     yet)."""
+    reference_adapters: str | None = None
+    """Dtype of frozen adapters that only the reference uses, if there are any."""
+    is_reference: bool = False
+    """Whether they are the ones in use."""
     head_dtype: str | None = None
     """Dtype of a head that is not tied, if it is not that of the other weights."""
     dora: bool = False
@@ -144,6 +148,8 @@ class Modules:
         For modules_to_save it is the copy that trains; the frozen original is declared too.
         """
         training = self.training
+        if adapter and training.is_reference:
+            return self._declared(f"{name}{OF_REFERENCE}", shape, training.adapter_dtype, False)
         if adapter:
             return self._declared(name, shape, training.adapter_dtype, True)
         if quantize != "none":

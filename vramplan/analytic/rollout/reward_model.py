@@ -150,6 +150,13 @@ def reward_adapters(step: Step) -> list[Storage]:
     return [replace(one, label=f"reward model's {one.label}") for one in own]
 
 
+def frozen_adapters(step: Step) -> list[Storage]:
+    """A second set of the adapters that train, for the reference alone; in preference training a step declares it."""
+    dtype = step.setting.training().reference_adapters
+    own = [storage for one in step.placed if one.parameter.is_adapter for storage in one.storages(dtype)]
+    return [replace(one, label=f"reference's {one.label}") for one in own]
+
+
 def scored(job: Job, gpu: Gpu, rows: int) -> RolloutPhase:
     """The forward that scores all texts of a generation."""
     setting_of, plan, _ = lay_out_reward_model(job, gpu, rows)

@@ -49,7 +49,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     kind = job.reference_source
     if kind in WITH_MODEL:
         with as_reference(net, phase) as own:
-            reference = fused_forward(net, setting, own, batch, labels, METRICS if kind == "adapters_off" else ())
+            reference = fused_forward(net, setting, own, batch, labels, METRICS if kind != "model" else ())
     tape.module = "loss"
     loss = of_samples(sums)
     counted = tape.empty(per_token.shape, "fp32", "entropy of the answers")

@@ -41,7 +41,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     per_token = outputs[0]
     sums = ops.total(ops.sliced(per_token, per_token.shape))
     if kind in WITH_MODEL:
-        extras = METRICS if kind == "adapters_off" else ()
+        extras = METRICS if kind != "model" else ()
         with as_reference(net, phase, "kl.") as own:
             _summed(net, setting, own, kl_batch, extras)
         with as_reference(net, phase) as own:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from vramplan.analytic.layers.modules import Modules
 
-WITH_MODEL = ("adapters_off", "model")
+WITH_MODEL = ("adapters_off", "frozen_adapters", "model")
 """References that take a forward."""
 
 
@@ -41,13 +41,16 @@ def without_gradients(net: Modules, phase: str, of: str = "", name: str = "refer
 
 @contextmanager
 def as_reference(net: Modules, phase: str, of: str = "") -> Iterator[str]:
-    """The same of the model without adapters.
+    """The same of the model without adapters, or with frozen ones of the reference's own.
 
     A second model has the same weights, whose memory
     :func:`vramplan.analytic.unfolded_step.reference_storages` adds.
     """
     training, layers = net.training, net.liger
-    net.training = replace(training, lora_rank=0, dora=False, modules_to_save=())
+    if training.reference_adapters:
+        net.training = replace(training, is_reference=True, adapter_dtype=training.reference_adapters)
+    else:
+        net.training = replace(training, lora_rank=0, dora=False, modules_to_save=())
     net.liger = net.reference_liger
     try:
         with without_gradients(net, phase, of) as own:

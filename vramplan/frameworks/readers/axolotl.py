@@ -7,9 +7,11 @@ from typing import Any
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, hold_back, resolve_version
+from vramplan.frameworks.readers import saved_adapters
 from vramplan.frameworks.readers.axolotl_grpo import make_grpo
 from vramplan.frameworks.readers.axolotl_rewards import REWARDS, is_reward, reward_fields
 from vramplan.frameworks.readers.axolotl_tasks import TRL, read_task
+from vramplan.frameworks.readers.saved_adapters import LoraKeys
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
@@ -35,6 +37,10 @@ CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 FSDP_VERSION = 1
 """The default (utils/schemas/validation.py: check_fsdp_version_in_fsdp_config)."""
+SAVED = LoraKeys("lora_model_dir", "lora_r", "lora_target_modules", "peft_use_dora", "lora_modules_to_save")
+"""Its keys for adapters."""
+NEW_ADAPTERS = ("dpo", "ipo", "kto")
+"""Values of `rl` with which it loads no adapters: TRL makes new ones (loaders/model.py: _load_adapters)."""
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
@@ -213,13 +219,11 @@ def _checkpointing(config: ConfigReader) -> str:
 
 
 def _adapters(config: ConfigReader) -> dict[str, Any]:
-    if config.has("lora_model_dir"):  # loaders/adapter.py: load_lora
-        raise config.unsupported(
-            "lora_model_dir",
-            "is an adapter that is trained on with its own rank and layers, which this file does not hold; if they are"
-            f" those of lora_r and lora_target_modules, leave it out by {setting('set', 'lora_model_dir=')}",
-        )
-    if not config.has("lora_r"):
+    goes_on = bool(saved_adapters.names(config, SAVED.folder))  # loaders/adapter.py: load_lora
+    if goes_on and config.lowercase("rl", default="") in NEW_ADAPTERS:
+        config.note("warning", SAVED.folder, "has no effect: with this rl axolotl gives TRL new adapters of lora_r")
+        goes_on = False
+    if not goes_on and not config.has("lora_r"):
         raise config.unsupported("lora_r", "is not set; axolotl needs it for adapter: lora")
     for name in KERNELS:
         if config.boolean(name, default=False):
@@ -230,9 +234,12 @@ def _adapters(config: ConfigReader) -> dict[str, Any]:
             "lora_mlp_kernel",
             "axolotl may switch its fused adapter kernels on by itself: then it needs less",
         )
+    half = {} if config.boolean("peft_autocast_adapter_dtype", default=True) else {"lora_dtype": "bf16"}
+    if goes_on:
+        config.read_keys.add("lora_target_linear")
+        return saved_adapters.fields_of(config, SAVED) | half
     job = adapter_fields(config, "lora_r") | extra_adapter_fields(config, "peft_use_dora", "lora_modules_to_save")
-    if not config.boolean("peft_autocast_adapter_dtype", default=True):
-        job["lora_dtype"] = "bf16"
+    job |= half
     targets = lora_targets(config, "lora_target_modules")
     all_linear = config.boolean("lora_target_linear", default=False)
     if all_linear and {"lm_head", "embed_tokens"} & {*(targets or ())}:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.errors import ConfigError, setting
+from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import ALL_KERNELS
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, num_started_processes, resolve_version
+from vramplan.frameworks.readers import saved_adapters
 from vramplan.frameworks.readers.llamafactory_tasks import (
     STAGES,
     WRITTEN,
@@ -17,6 +18,7 @@ from vramplan.frameworks.readers.llamafactory_tasks import (
     stage_pairs,
     task_fields,
 )
+from vramplan.frameworks.readers.saved_adapters import LoraKeys
 from vramplan.frameworks.readers.trainer_arguments import (
     NAMES,
     adapter_fields,
@@ -54,6 +56,10 @@ SHIPPED = "examples/deepspeed/ds_z{}_config.json"
 """DeepSpeed's configurations in its repository."""
 
 
+SAVED = LoraKeys(
+    "adapter_name_or_path", "lora_rank", "lora_target", "use_dora", "additional_target", inner="adapter_folder"
+)
+"""Its keys for adapters."""
 LIGER_TYPES = frozenset(
     {
         *("gemma", "gemma2", "gemma3", "gemma3_text", "glm4", "glm4v", "gpt_oss", "granite", "llama", "llava"),
@@ -82,14 +88,17 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job["method"] = method
     job |= leaf_module_fields(job) | experts_field(before_5)
     job |= _dtypes(config, method, version, job.get("strategy") == "zero3")
-    if method == "lora":
+    goes_on = method == "lora" and _goes_on(config, job)
+    if goes_on:
+        job |= saved_adapters.fields_of(config, SAVED)
+    elif method == "lora":
         job |= adapter_fields(config, "lora_rank")
         targets = config.strings("lora_target")
         if targets and targets != ("all",):
             job["lora_targets"] = targets
         job |= extra_adapter_fields(config, "use_dora", "additional_target")
-        if "modules_to_save" in job and job.get("lora_dtype") == "fp32":
-            job["saved_dtype"] = "fp32"  # as all trained weights (adapter.py: cast_trainable_params_to_fp32)
+    if method == "lora" and "modules_to_save" in job and job.get("lora_dtype") == "fp32":
+        job["saved_dtype"] = "fp32"  # as all trained weights (adapter.py: cast_trainable_params_to_fp32)
     if config.boolean("upcast_layernorm", default=False):
         job["fp32_norms"] = True
     bits = config.integer("quantization_bit", default=0, least=0)
@@ -101,8 +110,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         double_quant = config.boolean("double_quantization", default=True)
         job |= {"quantize": "int8"} if bits == 8 else {"quantize": "nf4", "double_quant": double_quant}
         job |= fsdp_loading_fields(job, before_5)
-    _refuse_resumed_adapter(config, job)
-    job |= _parts(config, method)
+    if "vision" not in job:  # adapters that are loaded say it themselves
+        job |= _parts(config, method)
     job["checkpointing"] = "none" if config.boolean("disable_gradient_checkpointing", default=False) else "full"
     job |= reentrant_fields(config, job, config.boolean("use_reentrant_gc", default=True))
     if config.has("gradient_checkpointing") and not config.boolean("gradient_checkpointing", default=True):
@@ -205,23 +214,25 @@ def _require_training(config: ConfigReader) -> None:
         )
 
 
-def _refuse_resumed_adapter(config: ConfigReader, job: dict[str, object]) -> None:
-    """Refuse training that goes on with an adapter: its own configuration has the rank and the layers (adapter.py).
+def _goes_on(config: ConfigReader, job: dict[str, object]) -> bool:
+    """Whether training goes on with adapters, the last of those that are named, by their own rank and layers.
 
-    With create_new_adapter the adapter is merged first, and lora_rank and lora_target count; not into quantized
-    weights, and not under ZeRO-3.
+    With create_new_adapter all of them are merged first, and lora_rank and lora_target count; not into quantized
+    weights, at which it stops then, and not under ZeRO-3 (0.9.5, model/adapter.py, hparams/parser.py).
 
     Raises:
-        UnsupportedError: naming the key.
+        ConfigError: for what LLaMA-Factory stops at.
     """
-    merges = job.get("quantize", "none") == "none" and job.get("strategy") != "zero3"
-    if not config.has("adapter_name_or_path") or (merges and config.boolean("create_new_adapter", default=False)):
-        return
-    raise config.unsupported(
-        "adapter_name_or_path",
-        "is trained on with its own rank and layers, which this file does not hold; if they are lora_rank and"
-        f" lora_target, leave it out by {setting('set', 'adapter_name_or_path=')}",
-    )
+    if not saved_adapters.names(config, SAVED.folder):
+        return False
+    adds = config.boolean("create_new_adapter", default=False)
+    several = len(saved_adapters.names(config, SAVED.folder)) > 1
+    quantizes, is_zero3 = config.integer("quantization_bit", default=0, least=0) > 0, job.get("strategy") == "zero3"
+    if (quantizes and (adds or several)) or (is_zero3 and several):
+        on = "quantized weights" if quantizes else "ZeRO-3"
+        what = "several adapters" if several else "create_new_adapter beside adapters"
+        raise ConfigError(f"{config.place(SAVED.folder)}: {SAVED.folder}: LLaMA-Factory stops at {what} with {on}")
+    return is_zero3 or not adds
 
 
 def _check_neat_packing(config: ConfigReader, job: dict[str, object], version: str) -> None:

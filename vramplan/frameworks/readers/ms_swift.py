@@ -26,13 +26,12 @@ from vramplan.frameworks.readers import (
 )
 from vramplan.frameworks.readers.ms_swift_model import (
     MINICPM,
-    adapter_targets,
     attention_fields,
     dtype_fields,
     image_caps,
+    lora_fields,
     quantized_fields,
     vision_fields,
-    whole_module_fields,
 )
 from vramplan.frameworks.readers.ms_swift_rollout import ROLLOUT_NAMES
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -101,8 +100,11 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= dtype_fields(config, method)
     job |= quantized_fields(config, needs_method=at_least(version, "3.0"), job=job)
     if method == "lora":
-        job |= adapter_targets(config) | whole_module_fields(config, job["dtype"])
-    job |= vision_fields(config, method, freezes_tower=at_least(version, "3.0"))
+        job |= lora_fields(config, job["dtype"])
+    else:
+        config.require_off("adapters", why="with full fine-tuning is not modelled; merge them into the model")
+    if "vision" not in job:  # adapters that are loaded say it themselves
+        job |= vision_fields(config, method, freezes_tower=at_least(version, "3.0"))
     if config.boolean("gradient_checkpointing", default=True):
         job["checkpointing"] = "full"
     job.setdefault("checkpointing", "none")  # FSDP's own checkpointing is set in its configuration

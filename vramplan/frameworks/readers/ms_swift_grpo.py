@@ -17,7 +17,7 @@ from vramplan.frameworks.readers.ms_swift_rollout import (
     length_fields,
 )
 from vramplan.frameworks.readers.ms_swift_rows import ROWS, refuse_sequence_parallel, row_field
-from vramplan.frameworks.readers.ms_swift_tasks import check_reference
+from vramplan.frameworks.readers.ms_swift_tasks import check_reference, reference_adapters
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -33,7 +33,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 _NOT_YET = "with rlhf_type grpo is not modelled yet"
 _BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
 NOT_MODELLED: Mapping[str, str] = {
-    **dict.fromkeys(("ref_adapters", "adapters", "resume_from_checkpoint", "chord_sft_dataset"), _NOT_YET),
+    **dict.fromkeys(("chord_sft_dataset",), _NOT_YET),
     **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""
@@ -99,6 +99,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     if config.number("beta", default=0.04) != 0.0:
         fields["reference"] = own_reference(job["method"])
         check_reference(config, job)
+    fields |= reference_adapters(config, "grpo", job)
     if config.boolean("disable_dropout", default=False) and job["method"] != "full":
         fields["lora_dropout"] = 0.0
     if job.get("strategy") == "zero3":  # ms-swift sets it (rlhf_trainers/arguments.py)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vramplan.bounded_read import read_json
+from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.readers import saved_adapters
+from vramplan.frameworks.readers.saved_adapters import LoraKeys
 from vramplan.frameworks.readers.trainer_arguments import (
     adapter_fields,
     attention_field,
@@ -15,10 +19,13 @@ from vramplan.frameworks.readers.trainer_arguments import (
     quant_storage_field,
     read_dtype,
 )
-from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader
+from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, shown
+from vramplan.frameworks.syntax.lookup import beside
 
 EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
+OWN_FILE = "additional_config.json"
+"""What it saves beside PEFT's configuration of adapters (4.6, tuners/peft.py)."""
 MINICPM = "minicpm-v-4"
 """Part of the names of models whose template has limits of its own (swift 4.6, template/templates/minicpm.py)."""
 
@@ -78,6 +85,36 @@ def quantized_fields(config: ConfigReader, needs_method: bool, job: dict[str, An
             f"is taken as {compute_dtype}; computing so over {stored_dtype} is not modelled yet",
         )
     return plain | {"quantize": "nf4", "double_quant": double_quant} | quant_storage_field(config, job)
+
+
+SAVED = LoraKeys("adapters", "lora_rank", "target_modules", "use_dora", "modules_to_save")
+"""Its keys for adapters to go on with."""
+RESUMED = "resume_from_checkpoint"
+
+
+def lora_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
+    """Adapters: new ones, or those of a folder with their own rank and layers (4.6, pipelines/train/tuner.py).
+
+    Raises:
+        ConfigError: for several folders, at which ms-swift stops, and for one that is not here.
+        UnsupportedError: for adapters that are not modelled.
+    """
+    if not saved_adapters.names(config, SAVED.folder):
+        if config.has(RESUMED):
+            config.note(
+                "doubt",
+                RESUMED,
+                "rank and layers are those of the checkpoint's adapters: taken as lora_rank and target_modules",
+            )
+        return adapter_targets(config) | whole_module_fields(config, dtype)
+    if len(saved_adapters.names(config, SAVED.folder)) > 1:
+        raise ConfigError(f"{config.place(SAVED.folder)}: {SAVED.folder}: ms-swift stops at more than one to train on")
+    fields = saved_adapters.fields_of(config, SAVED)
+    own = beside(f"{SAVED.named(config)}/{OWN_FILE}", config.folder)
+    content = None if own is None else read_json(own, saved_adapters.MOST_BYTES)
+    if isinstance(content, dict) and content.get("lora_dtype") is not None:
+        raise UnsupportedError(f"{own}: lora_dtype {shown(content['lora_dtype'])} is not modelled yet")
+    return fields | ({"saved_dtype": "fp32"} if "modules_to_save" in fields and dtype == "fp16" else {})
 
 
 def adapter_targets(config: ConfigReader) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramplan.errors import UnsupportedError, setting
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
-from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo
+from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo, saved_adapters
+from vramplan.frameworks.readers.ms_swift_model import SAVED
 from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, refuse_sequence_parallel, rows_of_pairs
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -37,7 +38,10 @@ NUMBERS = (
     "loss_scale",
 )  # fmt: skip
 """Settings that change no large tensor: the cross-entropy of rpo_alpha is made of the log-probabilities that exist."""
-NOT_MODELLED = ("ref_adapters", "adapters", "resume_from_checkpoint", "precompute_ref_log_probs")
+NOT_MODELLED = ("precompute_ref_log_probs",)
+REF_ADAPTERS = "ref_adapters"
+WITH_REF_ADAPTERS = ("dpo", "kto", "grpo")
+"""Values of rlhf_type that take them (4.6, pipelines/train/rlhf.py: prepare_model)."""
 
 
 def is_rlhf(config: ConfigReader) -> bool:
@@ -84,6 +88,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         fields["lora_dropout"] = 0.0
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
+    fields |= reference_adapters(config, value, job)
     if task == "dpo":
         refuse_sequence_parallel(config, model, {**job, **fields})
     return fields
@@ -131,6 +136,36 @@ def check_reference(config: ConfigReader, job: Mapping[str, Any]) -> None:
         raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
     if job["dtype"] == "fp32" and job["autocast"] != "none":
         raise config.unsupported("torch_dtype", "fp32 beside a reference model is not modelled yet; use bfloat16")
+
+
+def reference_adapters(config: ConfigReader, kind: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Adapters of the reference beside those that train, of the same rank and layers, which PEFT loads in fp32.
+
+    They need a gradient until the reference runs first, so that DDP and DeepSpeed would make room for it.
+
+    Raises:
+        ConfigError: where ms-swift stops at them.
+        UnsupportedError: for what was not compared with a run.
+    """
+    folders, place = saved_adapters.names(config, REF_ADAPTERS), config.place(REF_ADAPTERS)
+    if not folders:
+        return {}
+    if kind not in WITH_REF_ADAPTERS or len(folders) > 1:
+        raise ConfigError(
+            f"{place}: {REF_ADAPTERS}: ms-swift takes one, with rlhf_type {', '.join(WITH_REF_ADAPTERS)} alone"
+        )
+    without = setting("set", f"{REF_ADAPTERS}=")
+    if job["method"] == "full" or job.get("strategy", "ddp") != "ddp" or job["num_gpus"] > 1:
+        raise UnsupportedError(
+            f"{place}: {REF_ADAPTERS} with full fine-tuning, under DeepSpeed or on several GPUs is not modelled;"
+            f" {without} estimates the base model as reference, without the weights of the adapters"
+        )
+    if not saved_adapters.are_alike(config, SAVED, folders[0], job):
+        raise UnsupportedError(
+            f"{place}: {REF_ADAPTERS} that are not known to have rank and layers of those that train are not"
+            f" modelled; {without} estimates the base model as reference"
+        )
+    return {"reference": "frozen_adapters"}
 
 
 def type_pairs(job: Job) -> Pairs:

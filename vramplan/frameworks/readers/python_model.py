@@ -8,6 +8,16 @@ from dataclasses import field
 
 from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.readers.python_adapters import (
+    ADAPTED,
+    WITH_BASE,
+    SavedCall,
+    SecondCall,
+    class_of,
+    is_for_adapters,
+    saved_call,
+    second_call,
+)
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
@@ -16,8 +26,6 @@ Settings = dict[str, ConfigValue]
 
 NO_MODELS = ("Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "Config", "Dataset", "Template")
 """Ends of the names of classes whose from_pretrained does not return a model."""
-ADAPTED = ("PeftModel", "PeftModelForCausalLM", "AutoPeftModelForCausalLM", "AutoPeftModel")
-"""Classes of PEFT that load adapters from a folder."""
 MOST_TOKENS = 256
 """Tokens added to an embedding that change no estimate: 256 rows of 8,192 are 4 MiB."""
 HARMLESS = frozenset(
@@ -193,6 +201,10 @@ class Model:
     frozen: list[Call] = field(default_factory=list)
     """Where requires_grad was set and no adapters came after it."""
     casts: list[tuple[str, Call]] = field(default_factory=list)
+    saved: SavedCall | None = None
+    """Adapters that PEFT loads from a folder, and that train on."""
+    second: SecondCall | None = None
+    """Adapters that are loaded beside those that train."""
 
 
 def is_model(thing: Thing) -> bool:
@@ -204,11 +216,6 @@ def is_model(thing: Thing) -> bool:
     return not class_of(thing.call).endswith(NO_MODELS)
 
 
-def class_of(call: Call) -> str:
-    """AutoModelForCausalLM of transformers.AutoModelForCausalLM.from_pretrained."""
-    return call.name.rpartition(".")[0].rpartition(".")[2]
-
-
 def follow(script: Script, thing: Thing) -> Model:
     """A model with what was done to it, in order.
 
@@ -217,23 +224,55 @@ def follow(script: Script, thing: Thing) -> Model:
         ConfigError: for what is not known.
     """
     if class_of(thing.call) in ADAPTED:
-        return _merged(script, thing)
+        return _merged(script, thing) or _with_saved(script, thing)
     model = Model(thing.call, thing)
     _apply(script, model, thing.history)
     return model
 
 
-def _merged(script: Script, thing: Thing) -> Model:
-    """Adapters from a folder: known again only behind merge_and_unload."""
-    merged = next((number for number, event in enumerate(thing.history) if event[0] == ".merge_and_unload"), None)
+def _base(script: Script, thing: Thing) -> Model | None:
+    """The model that the adapters are put on; None if that is not known."""
+    if class_of(thing.call) in WITH_BASE:
+        return Model(thing.call, thing)
     bases = [part for part in (*thing.parts.get(0, []), *thing.parts.get("model", [])) if is_model(part)]
-    if merged is None or not thing.history[merged][2] or len(bases) != 1:
-        raise UnsupportedError(
-            f"{thing.call.place}: adapters of a folder are not read; give their rank and targets in a LoraConfig"
-        )
-    model = follow(script, bases[0])
+    return follow(script, bases[0]) if len(bases) == 1 else None
+
+
+def _merged(script: Script, thing: Thing) -> Model | None:
+    """The base model, if the adapters of a folder are merged into it before anything else; else None."""
+    merged = next((number for number, event in enumerate(thing.history) if event[0] == ".merge_and_unload"), None)
+    if merged is None:
+        return None
+    _, call, is_certain = thing.history[merged]
+    with_load = not thing.call.certain and thing.call.condition == call.condition  # both under one condition
+    if not is_certain and not with_load:
+        return None
+    model = _base(script, thing)
+    if model is None:
+        return None
     model.frozen = []
     _apply(script, model, thing.history[merged + 1 :])
+    return model
+
+
+def _with_saved(script: Script, thing: Thing) -> Model:
+    """A model with adapters of a folder that train on.
+
+    Raises:
+        ConfigError: if they are frozen, or if that is not known.
+        UnsupportedError: for what changes memory and is not modelled.
+    """
+    call, cls = thing.call, class_of(thing.call)
+    model = _base(script, thing)
+    if model is None:
+        raise ConfigError(f"{call.place}: {cls}: the model that gets the adapters is not known")
+    if model.adapters is not None:
+        raise UnsupportedError(f"{call.place}: adapters are added twice, which is not modelled")
+    model.adapters, model.frozen, model.saved = call, [], saved_call(thing)
+    _apply(script, model, thing.history)
+    by_hand = next((one for one in model.frozen if not is_for_adapters(one)), None)
+    if by_hand is not None:
+        raise UnsupportedError(f"{by_hand.place}: requires_grad set by hand beside adapters is not modelled")
     return model
 
 
@@ -280,10 +319,14 @@ def _method(script: Script, model: Model, name: str, last: str, call: Call) -> b
         return False
     if last in ("add_adapter", "get_peft_model"):
         return _adapt(script, model, call)
+    if last == "load_adapter" and model.adapters is not None and model.second is None:
+        model.second = second_call(call)
+        return True
     if last == "merge_and_unload" and "quantization_config" not in model.load.keywords:
         model.adapters, model.adapter_configs = None, []
         return True
-    raise UnsupportedError(f"{call.place}: {_spoken(name)} on the model is not modelled")
+    instead = "; use PeftModel.from_pretrained(model, FOLDER, is_trainable=True)" if last == "load_adapter" else ""
+    raise UnsupportedError(f"{call.place}: {_spoken(name)} on the model is not modelled{instead}")
 
 
 def _attribute(name: str, key: str, call: Call) -> bool:

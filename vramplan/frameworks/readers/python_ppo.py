@@ -7,7 +7,8 @@ import re
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.nearest import FORMER_PPO_NEAREST
 from vramplan.frameworks.parsed_config import at_least, resolve_version
-from vramplan.frameworks.readers.python_model import ADAPTED, CASTS, Model, class_of, is_model
+from vramplan.frameworks.readers.python_adapters import ADAPTED, class_of
+from vramplan.frameworks.readers.python_model import CASTS, Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
 from vramplan.frameworks.readers.trl_ppo import CHECKPOINTED, REWARD, VALUE
 from vramplan.frameworks.settings import ConfigValue

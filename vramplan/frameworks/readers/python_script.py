@@ -14,15 +14,17 @@ from vramplan.frameworks.readers import (
     python_ppo,
     python_sentence_transformers,
     python_trl,
+    saved_adapters,
     speech,
     xtuner,
 )
+from vramplan.frameworks.readers.python_adapters import ADAPTED, ARGUMENTS, WITH_BASE, class_of, folder_of
 from vramplan.frameworks.readers.python_effects import refuse_effects
-from vramplan.frameworks.readers.python_model import Model, class_of, is_model
+from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.readers.trl_trainers import WITHOUT_DTYPE
 from vramplan.frameworks.settings import ConfigValue
-from vramplan.frameworks.syntax.python_ast import Script
+from vramplan.frameworks.syntax.python_ast import Script, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
 from vramplan.inputs.tasks import CLASSES
 
@@ -80,6 +82,8 @@ QUANTIZED: Mapping[str, str | None] = {
 """Arguments of transformers' BitsAndBytesConfig."""
 
 
+OF_BASE = ".base_model_name_or_path"
+"""The attribute of a PeftConfig that names the model."""
 STANDBY = "UNSLOTH_VLLM_STANDBY"
 """Environment variable with which unsloth's vLLM sleeps while the model trains (unsloth_zoo, vllm_utils.py)."""
 LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel")
@@ -125,7 +129,7 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         return python_sentence_transformers.FRAMEWORK, settings | _effects(encoder, settings)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
-    settings = run.settings | _model(model, run, is_trl, task)
+    settings = run.settings | _named_by_adapters(script, model, _model(model, run, is_trl, task))
     settings |= _quantized(script, run, model) | _adapters(script, run, model) | _image_caps(script)
     settings.pop("model_init_kwargs", None)
     if classifiers.TASK_KEY not in settings:
@@ -196,6 +200,8 @@ def _effects(model: Model, settings: Settings) -> Settings:
         UnsupportedError: for weights that are frozen by hand.
     """
     effects: Settings = {}
+    if model.second is not None and saved_adapters.SECOND_KEY not in settings:
+        raise UnsupportedError(f"{model.second.call.place}: load_adapter() beside adapters that train is not modelled")
     if model.kbit is not None:
         effects["prepare_for_kbit_training"] = ConfigValue(True, model.kbit.place)
     switch = model.checkpointing
@@ -249,10 +255,16 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
         near = next((f"; nearest, {text}" for end, text in classifiers.NEAREST.items() if name.endswith(end)), "")
         raise UnsupportedError(f"{load.place}: {name}: is not read yet; read: {endings}{near}")
     changed = {event[0][1:-1] for event in model.thing.history if event[0].endswith("=")}
-    keywords = {name: value for name, value in load.keywords.items() if name not in {*changed, *classifier}}
+    loads_adapters = name in WITH_BASE  # whose own file names the model
+    of_adapters = {*ARGUMENTS, "model_id", "pretrained_model_name_or_path"} if loads_adapters else ()
+    keywords = {
+        name: value for name, value in load.keywords.items() if name not in {*changed, *classifier, *of_adapters}
+    }
     keys = {**MODEL, **SOUND} if speech.is_speech(name) else MODEL
     settings = classifier | _translated(keywords, keys, "from_pretrained")
-    if load.positional:
+    if loads_adapters:
+        settings |= {saved_adapters.BASE_KEY: folder} if (folder := folder_of(load)) is not None else {}
+    elif load.positional:
         settings["model_name_or_path"] = ConfigValue(load.positional[0], load.place)
     freezes = next((event for event in model.thing.history if event[0].lstrip(".") in speech.FREEZES), None)
     if freezes is not None:
@@ -267,6 +279,19 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
         settings["dtype"] = ConfigValue("auto" if at_least(version, "5.0") else "float32", f"{load.place}: no dtype")
         settings[WITHOUT_DTYPE] = ConfigValue(True, load.place)
     return settings
+
+
+def _named_by_adapters(script: Script, model: Model | None, settings: Settings) -> Settings:
+    """The model's name from the adapters' own file: ``PeftConfig.from_pretrained(FOLDER).base_model_name_or_path``."""
+    name = settings.get("model_name_or_path")
+    if model is None or model.saved is None or name is None or not str(name.value).endswith(OF_BASE):
+        return settings
+    configs = [call for call in script.named("from_pretrained") if class_of(call) in ("PeftConfig", "LoraConfig")]
+    folders = [call.positional[:1] for call in configs]
+    if not folders or folders != [[model.saved.folder.value]] * len(folders):
+        return settings
+    others = {key: value for key, value in settings.items() if key != "model_name_or_path"}
+    return others | {saved_adapters.BASE_KEY: model.saved.folder}
 
 
 def _image_caps(script: Script) -> Settings:
@@ -326,7 +351,7 @@ def _quantized(script: Script, run: Run, model: Model | None) -> Settings:
         owner, key = run.trainer, "quantization_config"
     elif model is not None:
         owner, key = model.thing, "quantization_config"
-        if class_of(owner.call) in python_model.ADAPTED:
+        if class_of(owner.call) in ADAPTED and owner.call is not model.load:
             owner = next(part for parts in owner.parts.values() for part in parts if part.call is model.load)
     elif run.trainer is not None and run.config is not None:
         owner, key = run.config, "model_init_kwargs.quantization_config"
@@ -369,13 +394,22 @@ def _adapters(script: Script, run: Run, model: Model | None) -> Settings:
         raise UnsupportedError(
             f"{configs[0].call.place}: adapters are added twice (lines {lines}), which is not modelled"
         )
+    if model is not None and model.saved is not None:
+        if not configs:
+            return {"use_peft": ConfigValue(True, model.saved.folder.place), saved_adapters.KEY: model.saved.folder}
+        return _lora(configs[0]) | {saved_adapters.MERGED_KEY: ConfigValue(True, model.saved.folder.place)}
     if not configs:
         if model is not None and model.adapters is not None:
             raise ConfigError(f"{model.adapters.place}: the adapters are not known without running the script")
         return {}
-    call = configs[0].call
-    if configs[0].is_lost:
-        raise ConfigError(f"{call.place}: LoraConfig may be changed by {configs[0].is_lost}")
+    return _lora(configs[0])
+
+
+def _lora(config: Thing) -> Settings:
+    """The arguments of a LoraConfig."""
+    call = config.call
+    if config.is_lost:
+        raise ConfigError(f"{call.place}: LoraConfig may be changed by {config.is_lost}")
     init_weights = call.keywords.get("init_lora_weights")
     if init_weights is not None and init_weights.value not in (True, False, "gaussian", "orthogonal", None):
         raise UnsupportedError(
@@ -425,6 +459,8 @@ def _unsloth(script: Script, run: Run) -> Settings:
     settings.pop("auto_model", None)
     if load.positional:
         settings["model_name"] = ConfigValue(load.positional[0], load.place)
+    if model.second is not None:
+        raise UnsupportedError(f"{model.second.call.place}: load_adapter() on unsloth's model is not modelled")
     if model.adapters is not None:
         if class_of(model.adapters) not in LOADERS:
             raise UnsupportedError(

@@ -10,6 +10,7 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.readers import python_ppo
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
+from vramplan.frameworks.readers.saved_adapters import ADAPTER_NAME_KEY, SECOND_KEY
 from vramplan.frameworks.readers.trl_gkd import TEACHER, TEACHER_DTYPE
 from vramplan.frameworks.readers.trl_trainers import CLASSES, LABELS_KEY, TOKENIZER_KEY, TRAINER_KEY
 from vramplan.frameworks.settings import ConfigValue
@@ -95,6 +96,26 @@ def settings_of(task: str, run: Run, model: Model | None, refuses_moved: bool = 
         settings[LABELS_KEY] = labels or ConfigValue(None, model.load.place)
     if model is not None and model.adapters is not None and not run.peft_configs:
         settings["peft_model"] = ConfigValue(True, model.adapters.place)
+    return settings | _second_adapters(task, call, model)
+
+
+def _second_adapters(task: str, call: Call, model: Model | None) -> Settings:
+    """Names of adapters, and those that are loaded beside the ones that train.
+
+    Raises:
+        UnsupportedError: for trainers of which they are not modelled.
+    """
+    settings: Settings = {}
+    if model is not None and model.saved is not None and model.saved.name != "default":
+        settings[ADAPTER_NAME_KEY] = ConfigValue(model.saved.name, model.saved.folder.place)
+    names = [call.keywords[name] for name in ("model_adapter_name", "ref_adapter_name") if name in call.keywords]
+    second = None if model is None else model.second
+    if task != "dpo" and (second is not None or names):
+        place = names[0].place if names else second.call.place  # type: ignore[union-attr]
+        raise UnsupportedError(f"{place}: two sets of adapters are modelled for DPOTrainer alone")
+    if second is not None:
+        value = {"name": second.name, "folder": second.folder.value}
+        settings[SECOND_KEY] = ConfigValue(value, second.call.place)
     return settings
 
 

@@ -317,6 +317,10 @@ LAYER_NUMBERS = (0, 1, 2, 3, 5, 7, 9, 10, 15, 20)
 LINEAR_LAYERS = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
     f"mlp.{name}_proj" for name in ("gate", "up", "down")
 )
+TOWER_PREFIXES = ("model.visual.blocks.", "visual.blocks.", "model.vision_tower.vision_model.encoder.layers.",
+                  "vision_tower.vision_model.encoder.layers.", "model.vision_model.encoder.layers.")  # fmt: skip
+TOWER_LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.gate_proj", "self_attn.q_proj", "self_attn.out_proj")
+"""Some of a vision tower's layers, by which an expression for a text model's is told apart."""
 
 
 def read_image_caps(config: ConfigReader, parsed: ParsedConfig) -> None:
@@ -348,19 +352,36 @@ def lora_targets(config: ConfigReader, key: str) -> tuple[str, ...] | None:
             )
         return names
     try:
-        pattern = re.compile(str(value.value))
+        matched, _ = layers_of_pattern(str(value.value))
     except re.error:
         raise config.invalid((key,), "names, or a regular expression") from None
-    matched = {
-        tuple(
-            module.rpartition(".")[2]
-            for module in LINEAR_LAYERS
-            if any(pattern.fullmatch(f"{prefix}{number}.{module}") for prefix in LAYER_PREFIXES)
-        )
-        for number in LAYER_NUMBERS
-    }
     if matched == {()}:
         raise config.unsupported(key, "means none of the layers that are known by name; give names")
     if len(matched) > 1:
         raise config.unsupported(key, "means single layers of the model, which is not modelled yet; give names")
     return matched.pop()
+
+
+def layers_of_pattern(pattern: str) -> tuple[set[tuple[str, ...]], set[str]]:
+    """Names of a decoder's usual linear layers that an expression means, and of a vision tower's.
+
+    The former are those of one layer; several, if layers differ.
+
+    Raises:
+        re.error: for an expression that is none.
+    """
+    compiled = re.compile(pattern)
+    matched = {
+        tuple(
+            module.rpartition(".")[2]
+            for module in LINEAR_LAYERS
+            if any(compiled.fullmatch(f"{prefix}{number}.{module}") for prefix in LAYER_PREFIXES)
+        )
+        for number in LAYER_NUMBERS
+    }
+    seeing = {
+        name.rpartition(".")[2]
+        for name in TOWER_LAYERS
+        if any(compiled.fullmatch(f"{prefix}0.{name}") for prefix in TOWER_PREFIXES)
+    }
+    return matched, seeing

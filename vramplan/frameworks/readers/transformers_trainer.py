@@ -9,7 +9,7 @@ from vramplan.frameworks.framework import ENGINES, Framework, Writer
 from vramplan.frameworks.liger import liger_pairs
 from vramplan.frameworks.losses_by_version import loss_of
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, hold_back, resolve_version
-from vramplan.frameworks.readers import classifiers, speech
+from vramplan.frameworks.readers import classifiers, saved_adapters, speech
 from vramplan.frameworks.readers.classifiers import read_classifier
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
@@ -67,7 +67,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         if at_least(version, "5.0"):
             place = config.place(TOKENIZER_KEY)
             raise ConfigError(f"{place}: transformers {version} stops at tokenizer=; it takes processing_class=")
-    model = config.string("model_name_or_path", "model", "model_id")
+    model = config.string("model_name_or_path", "model", "model_id") or saved_adapters.base_of(config)
     job = trainer_fields(config, optimizer=default_optimizer(version))
     stored = read_dtype(config, "dtype", "torch_dtype")
     if stored is None and (config.has("dtype", "torch_dtype") or at_least(version, "5.0")):
@@ -82,7 +82,10 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     peft = _trains_adapters(config)
     job |= {"method": "lora" if peft else "full", "dtype": stored, "autocast": half}
     job |= vision_fields(job["method"])
-    if peft:
+    goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
+    if goes_on:
+        job |= saved_adapters.fields_of(config, saved_adapters.IN_SCRIPTS)
+    elif peft:
         job |= adapter_fields(config, "lora_r", "lora_rank")
         if config.has("lora_target_modules"):
             job["lora_targets"] = lora_targets(config, "lora_target_modules")
@@ -105,7 +108,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         names |= PYTHON_NAMES | {"method": {"lora": f"model get_peft_model(model, {ALL_LINEAR})"}}
     parsed = ParsedConfig("transformers", f"{version} ({where})", model or "", job, names, config.notes)
     parsed.model_config = speech.read_model_config(config, _script_path(config))
-    parsed.uses_peft_targets = peft and config.boolean("uses_peft_targets", default=False)
+    parsed.uses_peft_targets = peft and not goes_on and config.boolean("uses_peft_targets", default=False)
     parsed.task = str(job.get("task", "Trainer")).replace("_", " ")
     read_image_caps(config, parsed)
     if config.has("max_train_samples"):

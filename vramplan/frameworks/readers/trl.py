@@ -9,7 +9,7 @@ from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
-from vramplan.frameworks.readers import trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
+from vramplan.frameworks.readers import saved_adapters, trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -60,9 +60,13 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job = trainer_fields(config, optimizer=optimizer) | _strategy(config)
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
+    goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
+    trl_tasks.check_merged(config, version)
     job |= vision_fields(method)
     job |= experts_field(not at_least(version, "0.27"))
-    if method == "lora":
+    if goes_on:
+        job |= saved_adapters.fields_of(config, saved_adapters.IN_SCRIPTS)
+    elif method == "lora":
         job |= adapter_fields(config, "lora_r", default_rank=16, default_dropout=0.05)
         if config.has("lora_target_modules"):
             job["lora_targets"] = lora_targets(config, "lora_target_modules")
@@ -110,10 +114,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
                 fields["strategy"]: f"accelerate_config {name}" for name, fields in ACCELERATE_CONFIGS.items() if fields
             },
         }
-    parsed = ParsedConfig(
-        "trl", f"{version} ({where})", config.string("model_name_or_path") or "", job, names, config.notes
-    )
-    parsed.uses_peft_targets = method == "lora" and not config.has("lora_target_modules")
+    model = config.string("model_name_or_path") or saved_adapters.base_of(config) or ""
+    parsed = ParsedConfig("trl", f"{version} ({where})", model, job, names, config.notes)
+    parsed.uses_peft_targets = method == "lora" and not goes_on and not config.has("lora_target_modules")
     config.read_keys.add("uses_peft_targets")
     read_image_caps(config, parsed)
     parsed.strategy_settings = {fields["strategy"]: fields for fields in ACCELERATE_CONFIGS.values() if fields}

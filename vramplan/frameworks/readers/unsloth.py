@@ -10,10 +10,11 @@ import json
 import re
 from typing import Any
 
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.framework import Framework, Writer
 from vramplan.frameworks.parsed_config import ParsedConfig, resolve_version
-from vramplan.frameworks.readers import trl_trainers, unsloth_tasks
+from vramplan.frameworks.readers import saved_adapters, trl_trainers, unsloth_tasks
+from vramplan.frameworks.readers.saved_adapters import LoraKeys
 from vramplan.frameworks.readers.trainer_arguments import (
     BATCH_KEY,
     NAMES,
@@ -45,6 +46,8 @@ DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 DYNAMIC_4BIT = re.compile(r"-(unsloth-)?bnb-4bit$")
 OFFLOADS_FROM = 512
 """Tokens below which "unsloth" checkpointing is plain (models/_utils.py: apply_unsloth_gradient_checkpointing)."""
+SAVED = LoraKeys("model_name", "r", "target_modules", "use_dora", "modules_to_save")
+"""Its keys for adapters whose folder is loaded in place of a model."""
 CONFIG_DEFAULTS: dict[bool, dict[str, Any]] = {
     True: {BATCH_KEY: 4, "gradient_accumulation_steps": 2, "optim": "adamw_8bit"},
     False: {BATCH_KEY: 8, "gradient_accumulation_steps": 1, "optim": "adamw_torch_fused"},
@@ -60,9 +63,10 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job = trainer_fields(config, defaults[BATCH_KEY], defaults["gradient_accumulation_steps"])
     job["optimizer"] = config.lowercase("optim", default=defaults["optim"])
     is_full = config.boolean("full_finetuning", default=False)
+    saved = None if is_full else _saved(config)
     has_adapters = config.boolean("get_peft_model", default=False)
-    if not is_full and not has_adapters:
-        raise ConfigError(f"{config.source.where}: no get_peft_model and no full_finetuning=True: nothing would train")
+    if not is_full and not has_adapters and saved is None:
+        raise ConfigError(_trains_nothing(config))
     weights_dtype = _stored(config, is_full)
     autocast = "bf16" if config.source.supports_bf16 and weights_dtype != "fp16" else "fp16"
     autocast = "none" if is_full and weights_dtype == "bf16" else autocast
@@ -70,13 +74,14 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         autocast = name if config.boolean(name, default=False) else autocast
     job |= {"method": "full" if is_full else "lora", "dtype": weights_dtype, "autocast": autocast, "loss": "liger"}
     if not is_full:
-        job |= _adapters(config) | _quantized(config)
+        job |= (_adapters(config) if saved is None else saved | {"lora_dtype": "fp32"}) | _quantized(config)
     job["sequence_length"] = config.integer("max_seq_length", "max_length", default=2048)
     job |= _checkpointing(config, job["sequence_length"])
     if config.boolean("packing", default=False) or config.boolean("padding_free", default=False):
         job["batches"] = "packed"
     is_vision_model = config.lowercase("loader", default="fastlanguagemodel") != "fastlanguagemodel"
-    job |= vision_fields("full") if is_full else _vision_fields(config) if is_vision_model else {}
+    if is_full or (is_vision_model and saved is None):
+        job |= vision_fields("full") if is_full else _vision_fields(config)
     job["num_gpus"] = num_launched_processes(config, num_gpus)
     job |= device_map_field(job)  # models/loader.py: sequential
     config.note(
@@ -117,9 +122,45 @@ def _stored(config: ConfigReader, is_full: bool) -> str:
     return "fp32" if is_full and dtype == "fp16" else dtype
 
 
+def _saved(config: ConfigReader) -> dict[str, Any] | None:
+    """Fields of adapters whose folder the model is loaded from; None if it is a model (models/loader.py: is_peft).
+
+    Raises:
+        ConfigError: if get_peft_model would add others, at which unsloth stops (models/llama.py: get_peft_model).
+        UnsupportedError: for what is not modelled of them.
+    """
+    adds = config.boolean("get_peft_model", default=False)
+    by_options = not adds and all(config.has(key) for key in (SAVED.rank, SAVED.targets))
+    if not by_options and saved_adapters.find(config.string("model_name") or "", config.folder) is None:
+        return None
+    fields = saved_adapters.fields_of(config, SAVED)
+    rank = config.integer("r", default=16)
+    if adds and rank != fields["lora_rank"]:
+        raise ConfigError(
+            f"{config.place('get_peft_model')}: get_peft_model with r={rank} on adapters of rank {fields['lora_rank']}:"
+            " unsloth stops at other adapters than those that it loaded"
+        )
+    if fields.get("method") == "dora" or "modules_to_save" in fields:
+        raise config.unsupported("model_name", "has DoRA or modules_to_save, which are not modelled for unsloth")
+    return fields
+
+
+def _trains_nothing(config: ConfigReader) -> str:
+    """The error for a model without adapters, unless the folder of some that is not here is named in its place."""
+    text = f"{config.source.where}: no get_peft_model and no full_finetuning=True: nothing would train"
+    name = _model(config)
+    if not name or find_model(name) is not None:
+        return text
+    return (
+        f"{text}; if {name} is a folder of adapters, give {setting('model', 'BASE')} {setting('set', 'r=N')}"
+        f" {setting('set', 'target_modules=q_proj,v_proj')} as {saved_adapters.FILE} in it says"
+    )
+
+
 def _model(config: ConfigReader) -> str:
     """The original of a copy under unsloth's name; a quantized copy's is named before its suffix."""
-    name = config.string("model_name") or ""
+    saved = saved_adapters.find(config.string("model_name") or "", config.folder)
+    name = (None if saved is None else saved.base) or config.string("model_name") or ""
     original_name = DYNAMIC_4BIT.sub("", name)
     if name.startswith("unsloth/"):
         original = find_model(original_name.removeprefix("unsloth/").replace("Meta-Llama-3.1", "Llama-3.1"))

@@ -106,14 +106,14 @@ def move(x: Tensor, card: int, what: str = "copy on its card") -> Tensor:
 
 
 def low(x: Tensor) -> Tensor:
-    """`x` in autocast's dtype, as matmul-like ops take it; an fp32 weight that trains is cast once and cached."""
+    """`x` in autocast's dtype, as matmul-like ops take it; an fp32 weight that needs a gradient is cast once."""
     tape = x.tape
     dtype = tape.autocast
     if dtype is None or x.dtype != "fp32":
         return x if dtype is None else to(x, dtype)
     if not isinstance(x, Parameter):
         return to(x, dtype)
-    if not x.trains or tape.in_inference_mode:
+    if not (x.trains or x.is_of_reference) or tape.in_inference_mode:
         return to(x, dtype, f"{dtype} copy of the weight (autocast)")
     cast = tape.autocast_cache.get(id(x))
     if cast is None:

@@ -60,7 +60,7 @@ class Follower(Calls):
         first: Call = item.call
         call = Call(
             first.name, first.line, first.place, list(first.positional), {}, first.certain, first.refs,
-            first.overrides, first.subclass, first.from_command,
+            first.overrides, first.subclass, first.from_command, first.condition,
         )  # fmt: skip
         result = done[id] = Thing(call, is_lost=item.is_open)
         places = {event.name: event.call.place for event in item.history if event.name.endswith("=")}

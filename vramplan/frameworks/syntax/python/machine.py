@@ -74,6 +74,8 @@ class Machine(Memory):
         self.environ = self.new("dict", cls="environ", slots=dict(environment or {}))
         self.frames = [Frame(self.module)]
         self.certain = True
+        self.condition = ""
+        """The test of the innermost ``if`` whose body is followed, if its result is not known."""
         self.ended: Heap | None = None
         """The heap where a path ended last."""
         self.raised = ""
@@ -247,7 +249,7 @@ class Machine(Memory):
     ) -> Call:
         """A call with its arguments as data, and the objects among them."""
         place = self.place(node)
-        call = Call(name, getattr(node, "lineno", 1), place, certain=self.certain)
+        call = Call(name, getattr(node, "lineno", 1), place, certain=self.certain, condition=self.condition)
         argument_nodes = node.args if isinstance(node, ast.Call) else []
         for number, value in enumerate(positional):
             shown = self.text(argument_nodes[number]) if number < len(argument_nodes) else self.text(node)

@@ -29,6 +29,8 @@ class Call:
     """Name of that subclass."""
     from_command: str = ""
     """Where the script takes its values from the command's flags, and the command is not known."""
+    condition: str = ""
+    """The test of the ``if`` that it stands under, if its result is not known."""
 
     @property
     def last(self) -> str:

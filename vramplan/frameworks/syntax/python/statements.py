@@ -258,7 +258,15 @@ class Statements(Loops):
         if truth is not None:
             self.block(node.body if truth else node.orelse)
         else:
-            self.branch(lambda: self.block(node.body), lambda: self.block(node.orelse))
+            self.branch(lambda: self._under(self.text(node.test), node.body), lambda: self._under("", node.orelse))
+
+    def _under(self, condition: str, body: list[ast.stmt]) -> None:
+        """One of two paths, with the condition under which it is taken; empty for the other one."""
+        outer, self.condition = self.condition, condition
+        try:
+            self.block(body)
+        finally:
+            self.condition = outer
 
     def _do_match(self, node: ast.Match) -> None:
         self._cases(self.value(node.subject), node.cases)
