@@ -21,7 +21,7 @@ from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, class_of, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.readers.trl_trainers import WITHOUT_DTYPE
-from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.settings import ConfigValue, Note
 from vramplan.frameworks.syntax.python_ast import Script
 from vramplan.frameworks.syntax.shell import UNKNOWN
 from vramplan.inputs.tasks import CLASSES
@@ -105,6 +105,29 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         ConfigError: if it trains nothing, or trains twice with settings that differ, or what it trains is not known.
         UnsupportedError: for another trainer, or for what is not modelled.
     """
+    try:
+        return _settings_of(script)
+    except ConfigError as error:
+        way = way_of(script) if "not known" in str(error) else ""
+        raise ConfigError(f"{error}{way}") from error
+
+
+def notes_of(script: Script) -> tuple[Note, ...]:
+    """Files that the settings come from."""
+    text = "is read for settings, as the script does"
+    return tuple(Note("warning", "", f"{file} {text}", place) for file, place in script.read.items())
+
+
+def way_of(script: Script) -> str:
+    """What would make more of the script known: files that are not here, flags that its command has to have."""
+    parts = [f"; {text}" for text in script.missing[:1]]
+    if script.required:
+        flags = " ".join(f"{flag} ..." for flag in dict.fromkeys(script.required))
+        parts.append(f"; its command needs flags: vramplan check -- python {script.where} {flags}")
+    return "".join(parts)
+
+
+def _settings_of(script: Script) -> tuple[str, Settings]:
     if "xtuner" in script.imports and not is_training(script):
         raise UnsupportedError(f"{script.where}: {xtuner.INSTEAD}")
     for call in script.calls:

@@ -62,6 +62,8 @@ HARMLESS_OVERRIDES = frozenset(
         "store_flos",
         "_load_best_model",
         "get_eval_dataloader",
+        "_get_train_sampler",
+        "_get_eval_sampler",
         "get_test_dataloader",
         "_rotate_checkpoints",
         "push_to_hub",
@@ -318,6 +320,8 @@ def _keywords(config: Thing | None) -> Settings:
     if unpacked is not None:
         text = str(unpacked.value).replace(UNKNOWN, "")
         raise ConfigError(f"{unpacked.place}: {call.last}: {text} is not known without running the script")
+    if len(call.positional) > 1:
+        raise ConfigError(f"{call.place}: {call.last}: what stands behind the folder is not read by its place; name it")
     if config.is_lost:
         raise ConfigError(f"{call.place}: {call.last}: {config.is_lost} may change it; set the arguments in the call")
     if call.overrides:

@@ -28,6 +28,18 @@ def beside(name: object, folder: Path) -> Path | None:
     return None
 
 
+def is_in_project(path: Path, folder: Path) -> bool:
+    """Whether a file lies in the checkout around `folder`, or below the current folder.
+
+    What lies outside of both may be another file on the machine that the configuration is for.
+    """
+    roots = (Path(), [folder, *_parents(folder)][-1])
+    try:
+        return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
+    except OSError:
+        return False
+
+
 def _parents(folder: Path) -> Iterator[Path]:
     """The folders above `folder` in the same checkout, the nearest first."""
     try:

@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.syntax.python.access import OMEGACONF
 from vramplan.frameworks.syntax.python.calls import Calls
 from vramplan.frameworks.syntax.python.machine import Raised
 from vramplan.frameworks.syntax.python.script import Call, Script, Thing, Training
@@ -90,7 +91,7 @@ class Follower(Calls):
         return isinstance(value, (Ref, Attributes)) and self.at(value.id).kind in ("list", "dict", "set")
 
     def _part(self, result: Thing, key: Any, value: Any, done: dict[int, Thing]) -> None:
-        if isinstance(value, Ref) and self.at(value).kind == "dict" and self.at(value).cls is None:
+        if isinstance(value, Ref) and self.at(value).kind == "dict" and self.at(value).cls in (None, OMEGACONF):
             for name, inner in self.at(value).slots.items():
                 if isinstance(inner, (Ref, Unknown)) and not (isinstance(inner, Ref) and self.at(inner).kind == "dict"):
                     self._part(result, f"{key}.{name}", inner, done)
