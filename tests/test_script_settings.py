@@ -264,3 +264,68 @@ def test_a_sourced_file_outside_of_the_project_is_not_read(
     Path("run.sh").write_text(SHELL.replace(SHELL.splitlines()[0], f"source {other}"))
     with pytest.raises(ConfigError, match="is not known without running"):
         read(from_path(Path("run.sh"), None, {}), 1)
+
+
+OWN_STEP = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class Mine(Trainer):
+    def {method}(self, model, inputs, return_outputs=False, **kwargs):
+{body}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+Mine(model=model, args=TrainingArguments("o", bf16=True, per_device_train_batch_size=3)).train()
+"""
+
+
+def with_step(body: str, method: str = "compute_loss") -> dict[str, Any]:
+    """The job of a script with a trainer that has this method."""
+    inner = "".join(f"        {line}\n" for line in body.splitlines())
+    Path("train.py").write_text(OWN_STEP.replace("{method}", method).replace("{body}\n", inner))
+    return job("train.py")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return super().compute_loss(model, inputs, return_outputs, **kwargs)",
+        "loss = super().compute_loss(model, inputs, return_outputs=False)\nself.last = loss.item()\nreturn loss",
+        "loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)\n"
+        "if self.state.global_step % 10 == 0:\n    self.log({'a': loss.detach().item(), 'n': len(inputs['x'])})\n"
+        "return (loss, outputs) if return_outputs else loss",
+        "'''The usual.'''\noutputs = model(**inputs)\nloss = outputs.loss\nprint(f'{float(loss):.3f}')\n"
+        "return (loss, outputs) if return_outputs else loss",
+        "outputs = model(**inputs)\nloss = outputs['loss']\nreturn loss",
+    ],
+)
+def test_a_loss_that_is_the_usual(project: Path, body: str) -> None:
+    assert with_step(body)["micro_batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "outputs = model(**inputs)\nloss = outputs.loss * 2\nreturn loss",
+        "outputs = model(**inputs)\nother = model(**inputs)\nloss = outputs.loss\nreturn loss",
+        "labels = inputs.pop('labels')\noutputs = model(**inputs)\nloss = outputs.loss\nreturn loss",
+        "loss, out = super().compute_loss(model, inputs, True)\nself.log({'p': out.logits.float().mean().item()})\n"
+        "return loss",
+        "loss, out = super().compute_loss(model, inputs, True)\nself.log({'p': (out.logits * 2).mean().item()})\n"
+        "return loss",
+        "loss, outputs = super().compute_loss(model, inputs, True)\nself.kept.append(outputs)\nreturn loss",
+        "self.loss_fct = self.other\nreturn super().compute_loss(model, inputs)",
+        "model = self.frozen\nreturn super().compute_loss(model, inputs)",
+        "loss = super().compute_loss(model, inputs)\nextra(model)\nreturn loss",
+        "loss = super().compute_loss(model, dict(inputs))\nreturn loss",
+        "loss = super().other(model, inputs)\nreturn loss",
+        "return self.loss(model, inputs)",
+    ],
+)
+def test_a_loss_of_its_own_is_refused(project: Path, body: str) -> None:
+    with pytest.raises(VramplanError, match="Mine, a subclass of Trainer with its own compute_loss"):
+        with_step(body)
+
+
+def test_a_training_step_that_only_logs(project: Path) -> None:
+    body = "loss = super().training_step(model, inputs, **kwargs)\nlogger.info(f'{loss.item()}')\nreturn loss"
+    assert with_step(body, "training_step")["micro_batch_size"] == 3
+    with pytest.raises(VramplanError, match="with its own training_step"):
+        with_step("outputs = model(**inputs)\nloss = outputs.loss\nreturn loss", "training_step")

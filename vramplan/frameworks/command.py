@@ -102,7 +102,7 @@ def from_command(
         script = _read_program(words, folder, settings, gpu, variables, files or {})
         if script is not None:
             name, settings = python_script.settings_of(script)
-            spelling = "yaml" if script.has_file else "python"
+            spelling = "python"
         elif not _trains(words[0], settings):
             refuse_unread_budget(words, where)
             return None
@@ -127,7 +127,7 @@ def from_command(
         {key: ConfigValue(value, f"{where}: {key}") for key, value in values.items()}
         for values in (variables, command.unexported)
     )
-    started_by = () if file or (script is not None and script.has_file) else tuple(words[:2])
+    started_by = () if file else tuple(words[:2])
     exported = with_exports(settings, exported)
     source = ConfigSource(
         launcher | settings,

@@ -11,6 +11,7 @@ from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.readers import (
     classifiers,
     python_model,
+    python_other_models,
     python_ppo,
     python_sentence_transformers,
     python_trl,
@@ -113,9 +114,10 @@ def settings_of(script: Script) -> tuple[str, Settings]:
 
 
 def notes_of(script: Script) -> tuple[Note, ...]:
-    """Files that the settings come from."""
+    """Files that the settings come from, and models that are loaded beside those that train."""
     text = "is read for settings, as the script does"
-    return tuple(Note("warning", "", f"{file} {text}", place) for file, place in script.read.items())
+    files = (Note("warning", "", f"{file} {text}", place) for file, place in script.read.items())
+    return (*files, *python_other_models.notes(script, find_run(script)))
 
 
 def way_of(script: Script) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from vramplan.frameworks.syntax.python.machine import BUILTINS, Function, is_trusted
 from vramplan.frameworks.syntax.python.memory import MISSING
 from vramplan.frameworks.syntax.python.statements import Statements
+from vramplan.frameworks.syntax.python.usual_steps import is_usual
 from vramplan.frameworks.syntax.python.values import Bound, Library, Ref, Super, Unknown, refs_of
 
 PLAIN_BASES = frozenset(["object", "ABC", "Generic", "Protocol", "BaseModel", "NamedTuple"])
@@ -160,7 +161,7 @@ class Classes(Statements):
                 name
                 for ref in own
                 for name, value in self.at(ref).slots.items()
-                if isinstance(value, Function) and not name.startswith("__")
+                if isinstance(value, Function) and not name.startswith("__") and not is_usual(value.node, library.last)
             )
         )
         call.subclass = str(getattr(self.at(own[0]).node, "name", ""))

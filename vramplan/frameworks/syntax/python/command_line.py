@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vramplan.errors import ConfigError
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.config_files import read_mapping
-from vramplan.frameworks.syntax.lookup import beside
+from vramplan.frameworks.syntax.lookup import beside, from_here
 from vramplan.frameworks.syntax.python import paths, trl_functions
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded
 from vramplan.frameworks.syntax.python.classes import Classes
@@ -150,7 +150,6 @@ class CommandLine(Classes):
         if named is None:
             return flags
         settings = self._file_settings(named, node)
-        self.script.has_file = settings is not None
         return None if settings is None else settings | {key: flag for key, flag in flags.items() if key != "config"}
 
     def _file_settings(self, name: Any, node: ast.AST) -> dict[str, ConfigValue] | None:
@@ -160,7 +159,7 @@ class CommandLine(Classes):
             if path is None:
                 self.missing(f"{self.place(node)} reads {paths.text_of(name)[:200]}, which is not here")
                 return None
-            self.script.read.setdefault(str(path), self.place(node))
+            self.script.read.setdefault(from_here(path), self.place(node))
             return read_mapping(path)
         except NotKnown:
             return None

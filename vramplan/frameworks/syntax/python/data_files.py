@@ -10,13 +10,14 @@ from typing import Any
 
 from vramplan.errors import ConfigError
 from vramplan.frameworks.syntax.config_files import read_text
-from vramplan.frameworks.syntax.lookup import beside, is_in_project
+from vramplan.frameworks.syntax.lookup import beside, from_here, is_in_project
 from vramplan.frameworks.syntax.plain_data import MOST_VALUES, NotPlain, load_json, load_toml, load_yaml
 from vramplan.frameworks.syntax.python import omegaconf_functions, paths
 from vramplan.frameworks.syntax.python.access import OMEGACONF
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded
 from vramplan.frameworks.syntax.python.files import Files
-from vramplan.frameworks.syntax.python.values import LONGEST, FilePath, Ref, Unknown, is_known
+from vramplan.frameworks.syntax.python.hydra_files import composed
+from vramplan.frameworks.syntax.python.values import LONGEST, FilePath, Function, Ref, Unknown, is_known
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
 YAML = ("yaml.safe_load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_yaml")
@@ -103,6 +104,21 @@ class DataFiles(Files):
             raise NotKnown
         return str(bounded(json.dumps(plain, **keywords)))
 
+    def hydra_config(self, function: Function, node: ast.AST) -> Any:
+        """The configuration that hydra hands to a function; None if it is not known."""
+        options = dict(function.options)
+        name, folder = options.get("config_name"), options.get("config_path", ".")
+        place = self.place(function.node)
+        if isinstance(name, str) and isinstance(folder, str):
+            own = Path(place.rpartition(":")[0]).parent
+            try:
+                return composed(self, own / folder, name, place)
+            except NotKnown:
+                self.missing(f"{place}: what hydra makes of {name} is not known without running it")
+            except ConfigError as error:
+                self.missing(str(error))
+        return None
+
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _text_in(self, value: Any, node: ast.AST) -> tuple[str, str]:
@@ -143,8 +159,8 @@ class DataFiles(Files):
         text = read_text(path)
         if len(text) > LONGEST:
             raise NotKnown
-        self.script.read.setdefault(str(path), self.place(node))
-        return text, str(path)
+        self.script.read.setdefault(from_here(path), self.place(node))
+        return text, from_here(path)
 
     # -- values --------------------------------------------------------------------------------------------------------
 

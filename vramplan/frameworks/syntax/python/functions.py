@@ -91,6 +91,11 @@ class Functions(Expressions):
             return self._option(function, values, decorator)
         if name == "command" and isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name):
             self.commands[call.value.id] = function
+        if name in ("main", "hydra_main") and isinstance(decorator, ast.Call) and "hydra" in self.text(call):
+            keywords = {keyword.arg: self.value(keyword.value) for keyword in decorator.keywords}
+            places: dict[str | None, Any] = dict(zip(("config_path", "config_name"), values, strict=False))
+            options = tuple((str(key), value) for key, value in (places | keywords).items())
+            return self._with(function, wrapper="@hydra_main", options=options)
         if name in CLI_DECORATORS:
             return self._with(function, wrapper=function.wrapper or f"@{name}")
         return self._with(function, wrapper=f"@{name or 'decorator'}")
@@ -127,7 +132,12 @@ class Functions(Expressions):
     ) -> Any:
         """Follow a function of the script with its arguments."""
         if function.wrapper:
-            if function.wrapper in ("@command", "@main", "@hydra_main") and not positional and not keywords:
+            if function.wrapper == "@hydra_main" and not positional and not keywords:
+                config = self.hydra_config(function, node)
+                parameters = function.node.args.args[:1]
+                keywords = {parameter.arg: config for parameter in parameters if config is not None}
+                spread = config is None
+            elif function.wrapper in ("@command", "@main") and not positional and not keywords:
                 keywords = dict(function.options)
                 spread = True
             else:
@@ -172,6 +182,10 @@ class Functions(Expressions):
 
     def unfollowed(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         """A call of a function that is not followed."""
+        raise NotImplementedError
+
+    def hydra_config(self, function: Function, node: ast.AST) -> Any:
+        """The configuration that hydra hands to a function; None if it is not known."""
         raise NotImplementedError
 
     def _lose_keys(self, keys: set[tuple[int, Any]]) -> None:

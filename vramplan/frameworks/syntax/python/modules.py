@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vramplan.bounded_read import is_file, is_folder
 from vramplan.errors import ConfigError
 from vramplan.frameworks.syntax.config_files import read_text
-from vramplan.frameworks.syntax.lookup import beside
+from vramplan.frameworks.syntax.lookup import beside, from_here
 from vramplan.frameworks.syntax.python.machine import Frame, Source
 from vramplan.frameworks.syntax.python.memory import MISSING, MOST_STEPS
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
@@ -104,7 +104,7 @@ def _packages(name: str, path: Path) -> list[Path]:
 
 def _scope(machine: Machine, path: Path) -> int | None:
     """The scope of a module, followed when it is first imported; None if it cannot be."""
-    key = _shown(path)
+    key = from_here(path)
     scope = machine.modules.get(key, 0)
     if scope is None or (scope and scope in machine.heap.objects):
         return scope
@@ -119,12 +119,6 @@ def _scope(machine: Machine, path: Path) -> int | None:
     except (ConfigError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return _followed(machine, tree, key)
-
-
-def _shown(path: Path) -> str:
-    """A path as it is seen from here."""
-    here = Path().absolute()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _tree(key: str, path: Path) -> ast.Module:

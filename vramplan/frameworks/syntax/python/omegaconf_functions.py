@@ -31,7 +31,7 @@ def called(machine: DataFiles, name: str, positional: list[Any]) -> Any:
     if name == "merge" and positional:
         result = converted(machine, positional[0], OMEGACONF)
         for other in positional[1:]:
-            _merge(machine, result, converted(machine, other, OMEGACONF))
+            merge(machine, result, converted(machine, other, OMEGACONF))
         return result
     if name == "from_cli":
         words = machine.iterated(positional[0]) if positional else list(machine.arguments or ())
@@ -59,7 +59,7 @@ def converted(machine: DataFiles, value: Any, cls: str | None, depth: int = 0) -
     raise NotKnown
 
 
-def _merge(machine: DataFiles, target: Any, other: Any) -> None:
+def merge(machine: DataFiles, target: Any, other: Any) -> None:
     """Set the other's keys; dictionaries are merged, lists are replaced."""
     if not (isinstance(target, Ref) and isinstance(other, Ref)):
         raise NotKnown
@@ -69,7 +69,7 @@ def _merge(machine: DataFiles, target: Any, other: Any) -> None:
         old = machine.at(target).slots.get(key)
         both = [machine.at(one).kind if isinstance(one, Ref) else "" for one in (old, value)]
         if both == ["dict", "dict"]:
-            _merge(machine, old, value)
+            merge(machine, old, value)
         else:
             machine.put(target.id, key, value)
 
@@ -98,4 +98,4 @@ def dotted(machine: DataFiles, words: list[Any] | None) -> Ref:
     return root
 
 
-__all__ = ["called", "converted", "dotted"]
+__all__ = ["called", "converted", "dotted", "merge"]

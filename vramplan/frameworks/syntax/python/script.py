@@ -84,8 +84,6 @@ class Script:
     """Flags that its command has to have, if it is read without one."""
     has_argparse: bool = False
     """Whether it takes its arguments by argparse, not by transformers' or TRL's parser."""
-    has_file: bool = False
-    """Whether its parser of arguments takes them from a file that the command names."""
     ends_at: str = ""
     """Where every run ends early with an exception, and the exception."""
     trainings: list[Training] = field(default_factory=list)
