@@ -9,7 +9,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import NEAREST
 from vramplan.frameworks.readers import trl_trainers
-from vramplan.frameworks.readers.python_callers import importing
+from vramplan.frameworks.readers.python_callers import importing, starting
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
@@ -303,10 +303,10 @@ def _refuse_without_command(config: Thing) -> None:
     """
     place = config.call.from_command
     if place:
-        raise ConfigError(
-            f"{place}: takes its settings from the command line; check the command: vramplan check -- python"
-            f" {place.rpartition(':')[0]} --flag ..."
-        )
+        script = place.rpartition(":")[0]
+        scripts = starting(script)
+        way = " or ".join(scripts) if scripts else f"-- python {script} --flag ..."
+        raise ConfigError(f"{place}: takes its settings from the command line; check the command: vramplan check {way}")
 
 
 def _keywords(config: Thing | None) -> Settings:

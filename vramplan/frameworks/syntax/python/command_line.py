@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ HF_METHODS = ("parse_args_into_dataclasses", "parse_args_and_config", "parse")
 FIELD_FUNCTIONS = ("field", "Field", "HfArg", "Option", "Argument")
 """Functions that hold the default of a field or parameter."""
 TRUE_WORDS, FALSE_WORDS = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+
+
+_ITEMS = re.compile(r"(?:typing\.)?(Optional\[)?(?:typing\.)?[Ll]ist\[(str|int|float)\](?(1)\])(?: *\| *None)?")
+"""Annotations of lists."""
 
 
 class Option(NamedTuple):
@@ -278,12 +283,23 @@ class CommandLine(Classes):
                 things.append(self._dataclass(cls, rest, node))
             else:
                 things.append(None)
+        own = [
+            self._taken(cls, rest, node) if thing is None else {} for cls, thing in zip(classes, things, strict=True)
+        ]
         for number, cls in enumerate(classes):
             if things[number] is None:
-                things[number] = self._library_arguments(cls, rest, node)
+                flags = None if rest is None else rest | own[number]
+                things[number] = self._library_arguments(cls, flags, node)
         if method in ("parse_args_and_config",) and len(things) == 1:
             return things[0]
         return tuple(things)
+
+    def _taken(self, cls: Any, flags: dict[str, ConfigValue] | None, node: ast.AST) -> dict[str, ConfigValue]:
+        """The flags of the fields that a subclass of a library's class adds, which no other class takes."""
+        if not flags or not isinstance(cls, Ref) or self.at(cls).kind != "class":
+            return {}
+        fields = self.fields(self.ancestry(cls)[0], node)
+        return {name: flags.pop(name) for name in fields if name in flags}
 
     def _dataclass(self, cls: Ref, flags: dict[str, ConfigValue] | None, node: ast.AST) -> Ref:
         fields = self.fields(self.ancestry(cls)[0], node)
@@ -312,7 +328,7 @@ class CommandLine(Classes):
             return self.unknown(node)
         keywords = self.fields(own, node)
         values = flags or {}
-        keywords |= {name: _literal(value.value) for name, value in values.items()}
+        keywords |= {name: self._from_word(value.value) for name, value in values.items()}
         spread = None if flags is not None else "a file"
         thing = self.new("instance", cls=library)
         self._base_init(thing, own, library, [], keywords, node, spread, None) if own else None
@@ -331,14 +347,26 @@ class CommandLine(Classes):
             self.follow(post, [thing], {}, node)
         return thing
 
+    def _from_word(self, value: Any) -> Any:
+        """A flag's word, or its words, as what they are."""
+        if isinstance(value, list):
+            return self.new("list", items=[_literal(word) for word in value])
+        return _literal(value)
+
     # -- functions with flags ------------------------------------------------------------------------------------------
 
     def from_flag(self, key: str, kind: Any, default: Any, node: ast.AST, flag: ConfigValue | None = None) -> Any:
         """The value of a command's flag, converted to a type or an annotation."""
         value = (flag or self.flags[key]).value
-        if isinstance(value, bool):
+        if isinstance(value, bool) or value is None:
             return value
-        if isinstance(value, list) or UNKNOWN in str(value):
+        if UNKNOWN in str(value):
+            return Unknown(key)
+        if isinstance(kind, str) and (inner := _ITEMS.fullmatch(kind)):
+            words = value if isinstance(value, list) else [value]
+            items = [self._converted_by(Library(f"builtins.{inner[2]}"), str(word), node) for word in words]
+            return self.new("list", items=items)
+        if isinstance(value, list):
             return Unknown(key)
         if isinstance(kind, Library):
             return self._converted_by(kind, str(value), node)
