@@ -27,7 +27,7 @@ from vramplan.frameworks.syntax import shell
 from vramplan.frameworks.syntax.config_files import mapping, read_mapping, read_text
 from vramplan.frameworks.syntax.lookup import beside
 from vramplan.frameworks.syntax.notebook_shell import file_named
-from vramplan.frameworks.syntax.python_ast import read_script
+from vramplan.frameworks.syntax.python_ast import Script, read_script
 from vramplan.frameworks.unread import OTHER_PURPOSES
 from vramplan.inputs.gpu import Gpu
 
@@ -76,10 +76,11 @@ def from_command(
         raise ConfigError(
             f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning{nearest}"
         )
-    if name is not None and program is not None and framework is None and _has_other_flags(words, name):
+    if name is not None and framework is None and (program is None or _has_other_flags(words, name)):
         with suppress(VramplanError):  # the script that is here says more than its name, which several projects have
             _, flags = DEFAULT.split(words[1:])
-            if _read_program(words, folder, flags, gpu, variables, files or {}) is not None:
+            own = _read_program(words, folder, flags, gpu, variables, files or {})
+            if own is not None and (own.has_argparse or (program is not None and python_script.settings_of(own))):
                 name, rest = None, words
     is_script = name is None and framework is None
     if is_script and not launcher and not (words and words[0].endswith(".py")):
@@ -96,10 +97,12 @@ def from_command(
         raise
     if record.overrides == "hydra":
         spelling = "pairs"
+    script: Script | None = None
     if is_script:
         script = _read_program(words, folder, settings, gpu, variables, files or {})
         if script is not None:
-            (name, settings), spelling = script, "python"
+            name, settings = python_script.settings_of(script)
+            spelling = "python"
         elif not _trains(words[0], settings):
             refuse_unread_budget(words, where)
             return None
@@ -108,7 +111,9 @@ def from_command(
             refuse_task_named(words[0])
     name = framework or name or DEFAULT.name
     file = next((word for word in loose if word.endswith((".yaml", ".yml", ".json"))), None)
-    for key in record.file_keys:
+    if script is not None:  # which reads its files itself
+        file = None
+    for key in record.file_keys if script is None else ():
         if file is None and key in settings and not isinstance(settings[key].value, bool):
             file = str(settings.pop(key).value)
     if file is not None:
@@ -132,7 +137,8 @@ def from_command(
         unexported,
         spelling,
         gpu,
-        notes=tuple(notes),
+        notes=(*notes, *(() if script is None else python_script.notes_of(script))),
+        way="" if script is None else python_script.way_of(script),
         program=_program(words, record),
     )
     return DetectedConfig(find_framework(name), source, Origin(command, len(framework_words)))
@@ -152,16 +158,18 @@ def _read_program(
     gpu: Gpu | None,
     environment: Mapping[str, str],
     files: Mapping[str, str | None],
-) -> tuple[str, dict[str, ConfigValue]] | None:
-    """(framework, settings) of the Python file that a command runs; None if it is missing or trains nothing."""
+) -> Script | None:
+    """The Python file that a command runs; None if it is missing or trains nothing."""
     program, arguments = words[0], words[1:]
+    if not program.endswith(".py"):
+        return None
     text, path = _written_text(program, files), beside(program, folder)
     if text is None and path is None:
         return None
     where = program if path is None or text is not None else str(path)
     text = read_text(Path(where)) if text is None else text
     script = read_script(text, where, flags, gpu, environment, arguments)
-    return python_script.settings_of(script) if python_script.is_training(script) else None
+    return script if python_script.is_training(script) else None
 
 
 def _written_text(name: str, files: Mapping[str, str | None]) -> str | None:

@@ -65,6 +65,8 @@ def from_text(
         ConfigError: if the text cannot be parsed, or if a script has no training command or several.
     """
     is_python, constructor, comment = path.suffix in (".py", ".ipynb"), None, ""
+    notes: tuple[Note, ...] = ()
+    way = ""
     if _is_shell(path, text):
         environment = {**environment, **slurm.environment(text)}
         commands = shell.commands(text, str(path), environment, substituted=True)
@@ -81,6 +83,7 @@ def from_text(
                 return chosen(commands, context, number)
         detected, settings = python_script.settings_of(script)
         name, constructor = framework or detected, python_script.constructor_of(script)
+        notes, way = python_script.notes_of(script), python_script.way_of(script)
     else:
         settings, comment = _mapping(text, path), _comment_at_top(text)
         name = framework or recognize(settings, str(path), comment)
@@ -88,8 +91,9 @@ def from_text(
     spelling: Spelling = "python" if is_python else "yaml"
     exports = with_exports(settings, variables)
     source = ConfigSource(
-        settings, exports, where=str(path), spelling=spelling, gpu=gpu, constructor=constructor, comment=comment
-    )
+        settings, exports, where=str(path), spelling=spelling, gpu=gpu, constructor=constructor, comment=comment,
+        notes=notes, way=way,
+    )  # fmt: skip
     return DetectedConfig(find_framework(name), source)
 
 

@@ -98,6 +98,8 @@ class ConfigSource:
 
     notes: tuple[Note, ...] = ()
     """Notes on how it was read."""
+    way: str = ""
+    """What would make values known that are not: the end of a message."""
     inner: Mapping[str, ConfigValue] = field(default_factory=dict)
     """What ``--set section.key=value`` put into sections, by the whole key: for its place."""
 
@@ -135,7 +137,7 @@ class ConfigReader:
                 runs = f", or run the script by {setting('exec')}" if self.source.spelling != "yaml" else ""
                 raise ConfigError(
                     f"{_place_of(value, name)}: {shown(value.value)} is not known without running the script; say what"
-                    f" it is by {setting('set', f'{name}=VALUE')}{runs}"
+                    f" it is by {setting('set', f'{name}=VALUE')}{runs}{self.source.way}"
                 )
             if value is not None and not (isinstance(value.value, (str, type(None))) and value.value in UNSET):
                 return value

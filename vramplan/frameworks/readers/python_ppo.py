@@ -10,6 +10,7 @@ from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.readers.python_adapters import ADAPTED, class_of
 from vramplan.frameworks.readers.python_model import CASTS, Model, is_model
 from vramplan.frameworks.readers.python_trainer import Run, argument
+from vramplan.frameworks.readers.trl_grpo import FORMER
 from vramplan.frameworks.readers.trl_ppo import CHECKPOINTED, REWARD, VALUE
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python_ast import Call, Thing
@@ -25,12 +26,14 @@ HEAD = "ForSequenceClassification"
 
 
 def refuse_former(call: Call) -> None:
-    """Refuse PPOTrainer of TRL before 0.12, which steps by hand, and of 0.12 to 0.14.
+    """Refuse PPOTrainer of TRL before 0.12, which steps by hand, and of 0.12 to 0.14; RLOOTrainer with a policy.
 
     Raises:
         UnsupportedError: with the nearest estimate.
     """
     module = call.name.rpartition(".")[0].partition(".")[0]
+    if call.last == "RLOOTrainer" and module in ("", "trl") and "policy" in call.keywords:
+        raise UnsupportedError(f"{call.place}: RLOOTrainer(policy=...) is {FORMER}")
     if call.last != "PPOTrainer" or module not in ("", "trl") or "**" in call.keywords:
         return
     renamed = [name for name in RENAMED if name in call.keywords]

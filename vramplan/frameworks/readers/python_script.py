@@ -11,6 +11,7 @@ from vramplan.frameworks.parsed_config import at_least, resolve_version
 from vramplan.frameworks.readers import (
     classifiers,
     python_model,
+    python_other_models,
     python_ppo,
     python_sentence_transformers,
     python_trl,
@@ -23,7 +24,7 @@ from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.readers.trl_trainers import WITHOUT_DTYPE
-from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.settings import ConfigValue, Note
 from vramplan.frameworks.syntax.python_ast import Script, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
 from vramplan.inputs.tasks import CLASSES
@@ -109,6 +110,30 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         ConfigError: if it trains nothing, or trains twice with settings that differ, or what it trains is not known.
         UnsupportedError: for another trainer, or for what is not modelled.
     """
+    try:
+        return _settings_of(script)
+    except ConfigError as error:
+        way = way_of(script) if "not known" in str(error) else ""
+        raise ConfigError(f"{error}{way}") from error
+
+
+def notes_of(script: Script) -> tuple[Note, ...]:
+    """Files that the settings come from, and models that are loaded beside those that train."""
+    text = "is read for settings, as the script does"
+    files = (Note("warning", "", f"{file} {text}", place) for file, place in script.read.items())
+    return (*files, *python_other_models.notes(script, find_run(script)))
+
+
+def way_of(script: Script) -> str:
+    """What would make more of the script known: files that are not here, flags that its command has to have."""
+    parts = [f"; {text}" for text in script.missing[:1]]
+    if script.required:
+        flags = " ".join(f"{flag} ..." for flag in dict.fromkeys(script.required))
+        parts.append(f"; its command needs flags: vramplan check -- python {script.where} {flags}")
+    return "".join(parts)
+
+
+def _settings_of(script: Script) -> tuple[str, Settings]:
     if "xtuner" in script.imports and not is_training(script):
         raise UnsupportedError(f"{script.where}: {xtuner.INSTEAD}")
     for call in script.calls:

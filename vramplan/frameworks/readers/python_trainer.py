@@ -9,6 +9,7 @@ from vramplan.dataclass import dataclass
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import NEAREST
 from vramplan.frameworks.readers import trl_trainers
+from vramplan.frameworks.readers.python_callers import importing, starting
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
@@ -62,6 +63,8 @@ HARMLESS_OVERRIDES = frozenset(
         "store_flos",
         "_load_best_model",
         "get_eval_dataloader",
+        "_get_train_sampler",
+        "_get_eval_sampler",
         "get_test_dataloader",
         "_rotate_checkpoints",
         "push_to_hub",
@@ -159,7 +162,8 @@ def _refuse_others(script: Script) -> None:
     for call in script.calls:
         if call.last in OTHER_LOOPS:
             raise UnsupportedError(f"{call.place}: {call.last} ({OTHER_LOOPS[call.last]}) is not read yet")
-    lightning = [call for call in script.calls if call.name.partition(".")[0] in LIGHTNING and call.last == "Trainer"]
+    calls = (*script.calls, *script.unreached)
+    lightning = [call for call in calls if call.name.partition(".")[0] in LIGHTNING and call.last == "Trainer"]
     if lightning:
         raise UnsupportedError(
             f"{lightning[0].place}: lightning's Trainer is not read yet; read: {', '.join(TRAINERS)}"
@@ -173,7 +177,9 @@ def _refuse_others(script: Script) -> None:
         )
     unreached = next((call for call in script.unreached if call.last in (*CONFIGS, *TRAINERS, *OTHER_TRAINERS)), None)
     if unreached is not None:
-        raise ConfigError(f"{unreached.place}: {unreached.last} stands in a function that nothing here calls; call it")
+        scripts = importing(script.where)
+        way = f"check what does: vramplan check {' or '.join(scripts)}" if scripts else "call it"
+        raise ConfigError(f"{unreached.place}: {unreached.last} stands in a function that nothing here calls; {way}")
     unread = next((call for call in script.calls if call.last.endswith("Trainer") and call.last[:1].isupper()), None)
     if unread is not None:
         raise UnsupportedError(f"{unread.place}: {unread.last} is not read yet; read: {', '.join(TRAINERS)}")
@@ -297,10 +303,10 @@ def _refuse_without_command(config: Thing) -> None:
     """
     place = config.call.from_command
     if place:
-        raise ConfigError(
-            f"{place}: takes its settings from the command line; check the command: vramplan check -- python"
-            f" {place.rpartition(':')[0]} --flag ..."
-        )
+        script = place.rpartition(":")[0]
+        scripts = starting(script)
+        way = " or ".join(scripts) if scripts else f"-- python {script} --flag ..."
+        raise ConfigError(f"{place}: takes its settings from the command line; check the command: vramplan check {way}")
 
 
 def _keywords(config: Thing | None) -> Settings:
@@ -318,6 +324,8 @@ def _keywords(config: Thing | None) -> Settings:
     if unpacked is not None:
         text = str(unpacked.value).replace(UNKNOWN, "")
         raise ConfigError(f"{unpacked.place}: {call.last}: {text} is not known without running the script")
+    if len(call.positional) > 1:
+        raise ConfigError(f"{call.place}: {call.last}: what stands behind the folder is not read by its place; name it")
     if config.is_lost:
         raise ConfigError(f"{call.place}: {call.last}: {config.is_lost} may change it; set the arguments in the call")
     if call.overrides:
@@ -341,7 +349,7 @@ def _check_trainer(script: Script, trainer: Thing) -> None:
     if own:
         raise UnsupportedError(
             f"{call.place}: {call.subclass}, a subclass of {call.last} with its own {own[0]}, is not modelled; what it"
-            f" computes is not read"
+            f" computes is not read; nearest, the usual: {_nearest(trainer)}"
         )
     if "**" in call.keywords:
         text = str(call.keywords["**"].value).replace(UNKNOWN, "")
@@ -365,6 +373,19 @@ def _check_trainer(script: Script, trainer: Thing) -> None:
             continue
         elif name.startswith((".model.", ".accelerator.")) and last in ("float", "half", "to", "bfloat16"):
             raise UnsupportedError(f"{event.place}: trainer{name}() is not modelled")
+
+
+def _nearest(trainer: Thing) -> str:
+    """The estimate of the same model and task with the library's own loss."""
+    key, _ = argument(trainer.call, "model", MODEL_AT.get(trainer.call.last, 0))
+    loads = [thing.call for thing in trainer.parts.get(key, []) if thing.call.last == "from_pretrained"]
+    name = loads[0].positional[0] if loads and loads[0].positional else None
+    shown = name if isinstance(name, str) and UNKNOWN not in name else "MODEL"
+    task = trl_trainers.CLASSES.get(trainer.call.last, "")
+    if loads and loads[0].name.endswith("ForSequenceClassification.from_pretrained"):
+        labels = loads[0].keywords.get("num_labels")
+        task = "reward" if labels is not None and labels.value == 1 else "sequence_classification"
+    return f"vramplan estimate {shown}{f' --task {task}' if task else ''}"
 
 
 def _peft_configs(trainer: Thing) -> list[Thing]:

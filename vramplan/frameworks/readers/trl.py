@@ -160,7 +160,8 @@ def _check_tokenizer(config: ConfigReader, task: str | None, version: str) -> No
 def _is_bare(config: ConfigReader, version: str) -> bool:
     """Whether one of TRL's scripts runs that pass nothing but the model's name to from_pretrained."""
     by_name = BARE_SCRIPTS if at_least(version, "0.26") else (*BARE_SCRIPTS, *trl_ppo.SCRIPTS)
-    return config.framework == PACKAGE and config.source.program.endswith(by_name)
+    is_theirs = config.framework == PACKAGE and config.source.spelling != "python"
+    return is_theirs and config.source.program.endswith(by_name)
 
 
 def _refuse_loading(config: ConfigReader) -> None:

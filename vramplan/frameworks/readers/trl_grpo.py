@@ -33,6 +33,11 @@ NAMES: Mapping[str, KeyNames] = {
 """TRL's keys for the fields that a user may change."""
 
 
+FORMER_RLOO = ("rloo_k", "sft_model_path", "local_rollout_forward_batch_size")
+"""Arguments of the RLOOTrainer that took a policy (TRL 0.13, trainer/rloo_config.py)."""
+FORMER = "TRL's former RLOOTrainer, which holds a policy, a reference and a reward model, and is not modelled"
+
+
 def generation_fields(config: ConfigReader, task: str, version: str, job: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a job that GRPO or RLOO decides; `job` has the method, the batch and the number of GPUs.
 
@@ -42,6 +47,8 @@ def generation_fields(config: ConfigReader, task: str, version: str, job: Mappin
     loss_type = config.lowercase("loss_type", default="dapo")
     if task == "grpo" and loss_type not in GRPO_LOSSES:
         raise config.unsupported("loss_type")
+    for name in FORMER_RLOO if task == "rloo" else ():
+        config.require_off(name, why=f"is of {FORMER}")
     for name in ("use_transformers_paged", "use_transformers_continuous_batching", "cache_implementation"):
         config.require_off(name, why="generates with another cache, which is not modelled yet")
     for name in ("entropy_coef", "use_adaptive_entropy"):

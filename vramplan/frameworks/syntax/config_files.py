@@ -191,6 +191,15 @@ def nodes_of(text: str, where: str) -> Any:
     return root
 
 
+def compose(text: str, where: str) -> Any:
+    """The document's nodes; None for an empty one.
+
+    Raises:
+        ConfigError: naming the line of what is broken.
+    """
+    return _parsed(text, where, "safe", "compose")
+
+
 def _parsed(text: str, where: str, kind: str, method: str, repeated: list[tuple[int, str]] | None = None) -> Any:
     """A document; each key that stands twice goes to `repeated` with its line, from 0."""
     _check_size(text, where)

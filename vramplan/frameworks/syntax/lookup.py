@@ -28,6 +28,29 @@ def beside(name: object, folder: Path) -> Path | None:
     return None
 
 
+def from_here(path: Path) -> str:
+    """A path as it is seen from the current folder."""
+    here = Path().absolute()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def project_of(folder: Path) -> Path:
+    """The root of the checkout that a folder is in; the folder itself if it is in none."""
+    return [folder, *_parents(folder)][-1]
+
+
+def is_in_project(path: Path, folder: Path) -> bool:
+    """Whether a file lies in the checkout around `folder`, or below the current folder.
+
+    What lies outside of both may be another file on the machine that the configuration is for.
+    """
+    roots = (Path(), project_of(folder))
+    try:
+        return any(path.resolve().is_relative_to(root.resolve()) for root in roots)
+    except OSError:
+        return False
+
+
 def _parents(folder: Path) -> Iterator[Path]:
     """The folders above `folder` in the same checkout, the nearest first."""
     try:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.syntax.python import paths
 from vramplan.frameworks.syntax.python.arithmetic import COMPARED, NotKnown, compared
 from vramplan.frameworks.syntax.python.machine import Function, Machine
+from vramplan.frameworks.syntax.python.modules import member
 from vramplan.frameworks.syntax.python.values import (
     PLAIN,
     Attributes,
     Bound,
+    FilePath,
     Library,
+    Module,
     Ref,
     Super,
     Unknown,
@@ -26,6 +31,10 @@ MOST_ITEMS = 256
 """Items of an iterable that are gone through one by one."""
 
 
+OMEGACONF = "omegaconf"
+"""The class of a dictionary whose keys are attributes too."""
+DICT_METHODS = ("get", "pop", "keys", "values", "items", "copy", "setdefault", "update")
+FILE_METHODS = ("write", "writelines", "read")
 ARGV_LENGTH = Unknown("len(sys.argv)")
 """``len(sys.argv)`` of a script whose command is not known."""
 NEVER_EMPTY = ("from_pretrained", "from_config", "Config", "Arguments", "Trainer", "Callback", "Accelerator", "Parser")
@@ -41,9 +50,11 @@ class Access(Machine):
             return bool(value)
         if type(value) is tuple:
             return bool(value)
-        if isinstance(value, (Function, Bound)):
+        if isinstance(value, (Function, Bound, FilePath, Module)):
             return True
         if isinstance(value, Library):
+            if value.name == "typing.TYPE_CHECKING":
+                return False
             return True if value.name.startswith("builtins.") else None
         if isinstance(value, Ref):
             item = self.at(value)
@@ -116,6 +127,12 @@ class Access(Machine):
             return self._own_attribute(owner, name, node)
         if isinstance(owner, Super):
             return Bound(owner, name)
+        if isinstance(owner, Module):
+            return member(self, owner, name)
+        if isinstance(owner, FilePath):
+            with suppress(NotKnown):
+                return paths.attribute(owner, name)
+            return Bound(owner, name)
         if isinstance(owner, Unknown):
             return Unknown(self.text(node), owner.refs, f"{owner.path}.{name}"[:200], owner.is_library)
         return Bound(owner, name)
@@ -124,7 +141,9 @@ class Access(Machine):
         item = self.at(owner)
         if name == "__dict__":
             return Attributes(owner.id)
-        if item.kind in ("dict", "list", "set", "parser") or (item.cls == "file" and name in ("write", "writelines")):
+        if item.cls == OMEGACONF and name not in DICT_METHODS:
+            return item.slots.get(name, Unknown(self.text(node)))
+        if item.kind in ("dict", "list", "set", "parser") or (item.cls == "file" and name in FILE_METHODS):
             return Bound(owner, name)
         if name in item.slots and name not in ("\0history",):
             return item.slots[name]

@@ -34,6 +34,7 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+TYPES = tuple(f"builtins.{name}" for name in ("bool", "int", "float", "str", "list", "dict", "tuple", "set"))
 TEXT_METHODS = frozenset(
     [
         "lower",
@@ -123,6 +124,8 @@ def compared(kind: type[ast.cmpop], left: Any, right: Any) -> bool:
         NotKnown: if they cannot be compared.
     """
     if kind in (ast.Is, ast.IsNot):
+        if _is_type(left) and _is_type(right):
+            return bool(left == right) == (kind is ast.Is)
         if left is not None and right is not None and not (isinstance(left, bool) and isinstance(right, bool)):
             raise NotKnown
         return (left is right) == (kind is ast.Is)
@@ -137,11 +140,16 @@ def compared(kind: type[ast.cmpop], left: Any, right: Any) -> bool:
 
 
 def _compared_names(kind: type[ast.cmpop], left: Any, right: Any) -> bool:
-    """Two dtypes of torch; other names may stand for anything."""
+    """Two dtypes of torch, or two of Python's own types; other names may stand for anything."""
     dtypes = [isinstance(side, Library) and side.name.startswith("torch.") for side in (left, right)]
-    if kind not in (ast.Eq, ast.NotEq) or not all(dtypes):
+    if kind not in (ast.Eq, ast.NotEq) or not (all(dtypes) or (_is_type(left) and _is_type(right))):
         raise NotKnown
     return bool(left == right) == (kind is ast.Eq)
+
+
+def _is_type(value: Any) -> bool:
+    """Whether it is one of Python's own types by its name: ``int``."""
+    return isinstance(value, Library) and value.name in TYPES
 
 
 def text_method(text: str, name: str, arguments: list[Any]) -> Any:

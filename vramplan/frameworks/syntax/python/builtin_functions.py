@@ -5,10 +5,25 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from vramplan.frameworks.syntax.python.access import ARGV_LENGTH, MOST_ITEMS
+from vramplan.frameworks.syntax.python.access import ARGV_LENGTH, MOST_ITEMS, OMEGACONF
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded
 from vramplan.frameworks.syntax.python.command_line import CommandLine
-from vramplan.frameworks.syntax.python.values import PLAIN, Attributes, Library, Ref, Unknown, is_known, refs_of
+from vramplan.frameworks.syntax.python.values import (
+    PLAIN,
+    Attributes,
+    FilePath,
+    Library,
+    Ref,
+    Unknown,
+    is_known,
+    is_maybe,
+    refs_of,
+)
+
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+MAPPINGS = ("Mapping", "MutableMapping")
+HOMES = ("builtins.", "collections.abc.", "typing.", "pathlib.", "omegaconf.")
+CONTAINERS = ("list", "dict", "tuple", "set", "Path", "DictConfig")
 
 
 class Builtins(CommandLine):
@@ -45,6 +60,8 @@ class Builtins(CommandLine):
     def _builtin_str(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         if positional and isinstance(positional[0], bytes):
             raise NotKnown
+        if len(positional) == 1 and isinstance(positional[0], FilePath):
+            return positional[0].text
         return self._converted(str, positional, node)
 
     def _builtin_bool(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
@@ -162,6 +179,10 @@ class Builtins(CommandLine):
     def _builtin_getattr(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         if len(positional) < 2 or not isinstance(positional[1], str) or not positional[1].isidentifier():
             raise NotKnown
+        item = self.at(positional[0]) if isinstance(positional[0], Ref) else None
+        if item is not None and item.cls in (OMEGACONF, "namespace") and not item.is_open and len(positional) > 2:
+            value = item.slots.get(positional[1], positional[2])
+            return self.unknown(node, value, positional[2]) if is_maybe(value) else value
         value = self.attribute(positional[0], positional[1], node)
         if len(positional) > 2 and (isinstance(value, Unknown) or isinstance(positional[0], Library)):
             return self.unknown(node, value, positional[2])
@@ -185,15 +206,32 @@ class Builtins(CommandLine):
 
     def _builtin_isinstance(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         value, kind = positional if len(positional) == 2 else (None, None)
-        kinds = {"str": str, "int": int, "float": float, "bool": bool}
-        if isinstance(kind, Library) and isinstance(value, PLAIN):
-            if kind.last in kinds:
-                return isinstance(value, kinds[kind.last])
-            if kind.last in ("list", "dict", "tuple"):
-                return False
-        if isinstance(kind, Library) and isinstance(value, Ref) and kind.last in ("list", "dict", "str", "int"):
-            return self.at(value).kind == kind.last
-        raise NotKnown
+        if type(kind) is tuple:
+            results = [self._builtin_isinstance([value, one], keywords, node) for one in kind]
+            return any(results)
+        if not isinstance(kind, Library) or not kind.name.startswith(HOMES):
+            raise NotKnown
+        if kind.last not in (*TYPES, *MAPPINGS, *CONTAINERS):
+            raise NotKnown
+        if isinstance(value, PLAIN):
+            return kind.last in TYPES and isinstance(value, TYPES[kind.last])
+        if isinstance(value, FilePath):
+            return kind.last == "Path"
+        item = self.at(value) if isinstance(value, Ref) else None
+        if item is None or item.kind not in ("list", "dict", "set") or item.cls not in (None, OMEGACONF):
+            raise NotKnown
+        if item.kind == "dict" and kind.last in MAPPINGS:
+            return True
+        if item.cls == OMEGACONF:
+            return item.kind == "dict" and kind.last == "DictConfig"
+        return item.kind == kind.last
 
     def _builtin_hasattr(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
-        raise NotKnown
+        owner, name = positional if len(positional) == 2 else (None, None)
+        if not isinstance(owner, Ref) or not isinstance(name, str):
+            raise NotKnown
+        item = self.at(owner)
+        is_record = item.cls in (OMEGACONF, "namespace") and not item.is_open
+        if not is_record or is_maybe(item.slots.get(name)):
+            raise NotKnown
+        return name in item.slots

@@ -7,13 +7,15 @@ from typing import Any
 
 from vramplan.frameworks.syntax.python import trl_functions
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, text_method
-from vramplan.frameworks.syntax.python.files import DUMPS, Files
+from vramplan.frameworks.syntax.python.data_files import DataFiles
+from vramplan.frameworks.syntax.python.files import DUMPS
 from vramplan.frameworks.syntax.python.functions import READ_ONLY
 from vramplan.frameworks.syntax.python.machine import Function, Raised, is_trusted
 from vramplan.frameworks.syntax.python.script import Call
 from vramplan.frameworks.syntax.python.values import (
     Attributes,
     Bound,
+    FilePath,
     Library,
     Ref,
     Super,
@@ -59,7 +61,7 @@ RETURN_FIRST = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_mo
 EFFECTIVE_BUILTINS = ("exec", "eval", "compile", "globals", "locals", "__import__")
 
 
-class Calls(Files):
+class Calls(DataFiles):
     """Follows calls."""
 
     def _call(self, node: ast.Call) -> Any:
@@ -246,9 +248,14 @@ class Calls(Files):
             return self.new(
                 "dict", cls="partial", slots={"\0f": positional[0], "\0a": tuple(positional[1:])} | keywords
             )
+        if name == "dataclasses.fields" and len(positional) == 1:
+            return self.described_fields(positional[0], node)
         if name == "dataclasses.asdict" and positional and isinstance(positional[0], Ref):
             item = self.at(positional[0])
             return self.new("dict", slots=dict(item.slots), is_open=item.is_open)
+        read = self.read_call(name, positional, keywords, node)
+        if read is not NotImplemented:
+            return read
         if last == "SimpleNamespace" and not positional:
             return self.new("instance", cls="namespace", slots=dict(keywords))
         if name == "collections.OrderedDict" and not positional and not keywords:
@@ -308,10 +315,14 @@ class Calls(Files):
             except NotKnown:
                 pass
             return self.unknown(node)
+        if isinstance(receiver, FilePath):
+            return self.path_method(receiver, name, positional, keywords, node)
         if isinstance(receiver, Ref):
             item = self.at(receiver)
             if item.kind == "parser":
                 return self.parser_method(receiver, name, positional, keywords, node, spread)
+            if item.cls == "file" and name == "read":
+                return self.read_method(receiver, node) if not positional else self.unknown(node)
             if item.cls == "file":
                 self.write(receiver, positional[0] if name == "write" and positional else None)
                 return self.unknown(node)
@@ -328,6 +339,10 @@ class Calls(Files):
         elif not is_known(receiver):
             self.lose_all([receiver, *positional, *keywords.values()], self.text(node))
         return self.unknown(node, receiver, *positional, *keywords.values())
+
+    def unfollowed(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
+        """A call of a function that is not followed."""
+        return self._unfollowed(self.unknown(node), positional, keywords, node, None, None)
 
     def _unfollowed(
         self, function: Any, positional: list[Any], keywords: dict[str, Any], node: ast.AST, spread: Any,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from vramplan.frameworks.syntax.python.machine import Function, is_trusted
+from vramplan.frameworks.syntax.python.machine import BUILTINS, Function, is_trusted
+from vramplan.frameworks.syntax.python.memory import MISSING
 from vramplan.frameworks.syntax.python.statements import Statements
+from vramplan.frameworks.syntax.python.usual_steps import is_usual
 from vramplan.frameworks.syntax.python.values import Bound, Library, Ref, Super, Unknown, refs_of
 
 PLAIN_BASES = frozenset(["object", "ABC", "Generic", "Protocol", "BaseModel", "NamedTuple"])
 """Bases that leave the constructor to the script, or make one of the annotated fields."""
 RECORDS = frozenset({"BaseModel", "NamedTuple"})
+NOTHING = Library("dataclasses.MISSING")
 DYNAMIC = frozenset({"__getattr__", "__getattribute__", "__setattr__", "__new__", "__init_subclass__"})
 
 
@@ -51,6 +54,43 @@ class Classes(Statements):
                         fields[name] = self._default(item.slots.get(name, Unknown(name)), name, node)
         return fields
 
+    def described_fields(self, value: Any, node: ast.AST) -> Any:
+        """``dataclasses.fields``: objects with name, type and default; NotImplemented for what is no dataclass here."""
+        cls = self.at(value).cls if isinstance(value, Ref) and self.at(value).kind == "instance" else value
+        if not isinstance(cls, Ref) or self.at(cls).kind != "class":
+            return NotImplemented
+        own, library, known = self.ancestry(cls)
+        if library is not None or not known or any(self.at(ref).cls != "dataclass" for ref in own):
+            return NotImplemented
+        kinds = self.annotations(cls)
+        described: list[Any] = []
+        for name in self.fields(own, node):
+            default = next((self.at(ref).slots[name] for ref in own if name in self.at(ref).slots), MISSING)
+            slots: dict[str, Any] = {"default": default, "default_factory": NOTHING}
+            if default is MISSING:
+                slots["default"] = NOTHING
+            elif isinstance(default, Ref) and self.at(default).cls == "field":
+                slots = {key: self.at(default).slots.get(key, NOTHING) for key in slots}
+            slots |= {"name": name, "type": self._kind(kinds[name])}
+            described.append(self.new("instance", cls="namespace", slots=slots))
+        return tuple(described)
+
+    def _kind(self, annotation: ast.expr) -> Any:
+        """What an annotation comes to: one of Python's own types, or its text where annotations are not evaluated."""
+        if getattr(annotation, "vramplan_source", self.source).where in self.deferred:
+            return ast.unparse(annotation)
+        is_own = isinstance(annotation, ast.Name) and annotation.id in BUILTINS
+        return Library(f"builtins.{annotation.id}") if is_own else Unknown(self.text(annotation))  # type: ignore[attr-defined]
+
+    def annotations(self, cls: Ref) -> dict[str, ast.expr]:
+        """The annotations of a class's fields, those of its bases too."""
+        kinds: dict[str, ast.expr] = {}
+        for ref in reversed(self.ancestry(cls)[0]):
+            for statement in self.at(ref).node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    kinds[statement.target.id] = statement.annotation
+        return kinds
+
     def _default(self, value: Any, name: str, node: ast.AST) -> Any:
         if not (isinstance(value, Ref) and self.at(value).cls == "field"):
             return value
@@ -67,6 +107,8 @@ class Classes(Statements):
     ) -> Any:  # fmt: skip
         """An instance of one of the script's classes."""
         own, library, known = self.ancestry(ref)
+        if self.at(ref).node.name == "H4ArgumentParser" and library is not None:
+            return self.parse(library, positional, keywords, node)
         thing = self.new("instance", cls=ref)
         init = self._method_of(own, "__init__")
         fields = {} if init is not None else self.fields(own, node)
@@ -97,6 +139,10 @@ class Classes(Statements):
             self._run_methods(thing, own, library)
         return thing
 
+    def parse(self, function: Library, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
+        """A parser of the command's flags."""
+        raise NotImplementedError
+
     def _method_of(self, own: list[Ref], name: str) -> Function | None:
         for ref in own:
             value = self.at(ref).slots.get(name)
@@ -115,7 +161,7 @@ class Classes(Statements):
                 name
                 for ref in own
                 for name, value in self.at(ref).slots.items()
-                if isinstance(value, Function) and not name.startswith("__")
+                if isinstance(value, Function) and not name.startswith("__") and not is_usual(value.node, library.last)
             )
         )
         call.subclass = str(getattr(self.at(own[0]).node, "name", ""))

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from vramplan.errors import ConfigError
 from vramplan.frameworks.settings import ConfigValue
-from vramplan.frameworks.syntax.python import trl_functions
+from vramplan.frameworks.syntax.config_files import read_mapping
+from vramplan.frameworks.syntax.lookup import beside, from_here
+from vramplan.frameworks.syntax.python import paths, trl_functions
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded
 from vramplan.frameworks.syntax.python.classes import Classes
 from vramplan.frameworks.syntax.python.machine import Function
 from vramplan.frameworks.syntax.python.memory import MISSING
-from vramplan.frameworks.syntax.python.values import Library, Ref, Unknown, is_known, refs_of
+from vramplan.frameworks.syntax.python.values import Library, Object, Ref, Unknown, is_known, refs_of
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
 HF_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
+HF_METHODS = ("parse_args_into_dataclasses", "parse_args_and_config", "parse")
+"""Methods of transformers', TRL's and the alignment handbook's parsers that read the command."""
 FIELD_FUNCTIONS = ("field", "Field", "HfArg", "Option", "Argument")
 """Functions that hold the default of a field or parameter."""
 TRUE_WORDS, FALSE_WORDS = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+
+
+_ITEMS = re.compile(r"(?:typing\.)?(Optional\[)?(?:typing\.)?[Ll]ist\[(str|int|float)\](?(1)\])(?: *\| *None)?")
+"""Annotations of lists."""
 
 
 class Option(NamedTuple):
@@ -91,10 +102,15 @@ class CommandLine(Classes):
                 else:
                     self.put(ref.id, key, Option((), value, None, None, None, None, False))
             return None
-        if name in ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config"):
+        if name in ("parse_args", "parse_known_args", *HF_METHODS):
             words = positional[0] if positional else keywords.get("args")
             flags = self.flags if words is None else self._words(words)
+            if item.cls == "argparse" and words is None:
+                self.script.has_argparse = True
+                self._note_required(item)
             if item.cls == "hf":
+                if flags and words is None and name != "parse_args_into_dataclasses":
+                    flags = self._with_file(flags, node)
                 things = self._dataclasses(ref, flags, name, node)
                 if words is None and self.is_alone:
                     self._mark_alone(things, node)
@@ -113,7 +129,8 @@ class CommandLine(Classes):
             )
             return self._dataclasses(ref, known, name, node)
         if name.startswith("parse_") and item.cls == "hf":
-            return self._dataclasses(ref, None, name, node)
+            file = positional[0] if positional else next(iter(keywords.values()), None)
+            return self._dataclasses(ref, self._file_settings(file, node), name, node)
         if name != "get_default":
             self.lose(ref.id, "*", self.text(node))
         return self.unknown(node)
@@ -122,8 +139,43 @@ class CommandLine(Classes):
         """Note for a library's arguments that the command, which is not known, sets them."""
         for value in things if type(things) is tuple else (things,):
             call = self.at(value).call if isinstance(value, Ref) else None
-            if call is not None:
+            if call is not None and not (call.subclass and "per_device_train_batch_size" in call.keywords):
                 call.from_command = self.place(node)
+
+    def _note_required(self, parser: Object) -> None:
+        """Note flags that the command has to have, if the command is not known."""
+        for option in parser.slots.values() if self.is_alone else ():
+            if isinstance(option, Option) and option.is_required and option.names:
+                self.script.required.append(f"--{option.names[0]}")
+
+    def _with_file(self, flags: Mapping[str, ConfigValue], node: ast.AST) -> Mapping[str, ConfigValue] | None:
+        """Flags, and the settings of the file that TrlParser takes behind ``--config``, or H4ArgumentParser first."""
+        first = self.arguments[0] if self.arguments else ""
+        named = flags["config"].value if "config" in flags else first if first.endswith((".yaml", ".yml")) else None
+        if named is None:
+            return flags
+        settings = self._file_settings(named, node)
+        return None if settings is None else settings | {key: flag for key, flag in flags.items() if key != "config"}
+
+    def _file_settings(self, name: Any, node: ast.AST) -> dict[str, ConfigValue] | None:
+        """The settings in a file whose name is known; None otherwise."""
+        try:
+            path = beside(paths.text_of(name), Path(self.where).parent)
+            if path is None:
+                self.missing(f"{self.place(node)} reads {paths.text_of(name)[:200]}, which is not here")
+                return None
+            self.script.read.setdefault(from_here(path), self.place(node))
+            return read_mapping(path)
+        except NotKnown:
+            return None
+        except ConfigError as error:
+            self.missing(str(error))
+            return None
+
+    def missing(self, text: str) -> None:
+        """Note why a file is not known."""
+        if text not in self.script.missing and len(self.script.missing) < 20:
+            self.script.missing.append(text)
 
     def _words(self, words: Any) -> Mapping[str, ConfigValue] | None:
         """A list of words as flags; None if they are not known."""
@@ -208,6 +260,8 @@ class CommandLine(Classes):
             return text
         if isinstance(kind, Function):
             return self.apply(kind, [text], {}, node)
+        if isinstance(kind, Library) and kind.name in paths.CLASSES and isinstance(text, str):
+            return paths.joined_paths([text])
         kinds: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
         if not isinstance(kind, Library) or kind.last not in kinds or not isinstance(text, (str, int, float)):
             return Unknown(str(text)[:60])
@@ -229,12 +283,23 @@ class CommandLine(Classes):
                 things.append(self._dataclass(cls, rest, node))
             else:
                 things.append(None)
+        own = [
+            self._taken(cls, rest, node) if thing is None else {} for cls, thing in zip(classes, things, strict=True)
+        ]
         for number, cls in enumerate(classes):
             if things[number] is None:
-                things[number] = self._library_arguments(cls, rest, node)
+                flags = None if rest is None else rest | own[number]
+                things[number] = self._library_arguments(cls, flags, node)
         if method in ("parse_args_and_config",) and len(things) == 1:
             return things[0]
         return tuple(things)
+
+    def _taken(self, cls: Any, flags: dict[str, ConfigValue] | None, node: ast.AST) -> dict[str, ConfigValue]:
+        """The flags of the fields that a subclass of a library's class adds, which no other class takes."""
+        if not flags or not isinstance(cls, Ref) or self.at(cls).kind != "class":
+            return {}
+        fields = self.fields(self.ancestry(cls)[0], node)
+        return {name: flags.pop(name) for name in fields if name in flags}
 
     def _dataclass(self, cls: Ref, flags: dict[str, ConfigValue] | None, node: ast.AST) -> Ref:
         fields = self.fields(self.ancestry(cls)[0], node)
@@ -251,12 +316,7 @@ class CommandLine(Classes):
         return thing
 
     def _annotations(self, cls: Ref) -> dict[str, str]:
-        kinds: dict[str, str] = {}
-        for ref in reversed(self.ancestry(cls)[0]):
-            for statement in self.at(ref).node.body:
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    kinds[statement.target.id] = self.text(statement.annotation)
-        return kinds
+        return {name: self.text(kind) for name, kind in self.annotations(cls).items()}
 
     def _library_arguments(self, cls: Any, flags: dict[str, ConfigValue] | None, node: ast.AST) -> Any:
         """TrainingArguments, or a subclass of them: the flags that no other class took."""
@@ -268,7 +328,7 @@ class CommandLine(Classes):
             return self.unknown(node)
         keywords = self.fields(own, node)
         values = flags or {}
-        keywords |= {name: _literal(value.value) for name, value in values.items()}
+        keywords |= {name: self._from_word(value.value) for name, value in values.items()}
         spread = None if flags is not None else "a file"
         thing = self.new("instance", cls=library)
         self._base_init(thing, own, library, [], keywords, node, spread, None) if own else None
@@ -287,14 +347,26 @@ class CommandLine(Classes):
             self.follow(post, [thing], {}, node)
         return thing
 
+    def _from_word(self, value: Any) -> Any:
+        """A flag's word, or its words, as what they are."""
+        if isinstance(value, list):
+            return self.new("list", items=[_literal(word) for word in value])
+        return _literal(value)
+
     # -- functions with flags ------------------------------------------------------------------------------------------
 
     def from_flag(self, key: str, kind: Any, default: Any, node: ast.AST, flag: ConfigValue | None = None) -> Any:
         """The value of a command's flag, converted to a type or an annotation."""
         value = (flag or self.flags[key]).value
-        if isinstance(value, bool):
+        if isinstance(value, bool) or value is None:
             return value
-        if isinstance(value, list) or UNKNOWN in str(value):
+        if UNKNOWN in str(value):
+            return Unknown(key)
+        if isinstance(kind, str) and (inner := _ITEMS.fullmatch(kind)):
+            words = value if isinstance(value, list) else [value]
+            items = [self._converted_by(Library(f"builtins.{inner[2]}"), str(word), node) for word in words]
+            return self.new("list", items=items)
+        if isinstance(value, list):
             return Unknown(key)
         if isinstance(kind, Library):
             return self._converted_by(kind, str(value), node)

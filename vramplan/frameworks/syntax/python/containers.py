@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from vramplan.frameworks.syntax.python.access import OMEGACONF
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown
 from vramplan.frameworks.syntax.python.builtin_functions import Builtins
 from vramplan.frameworks.syntax.python.functions import READ_ONLY
@@ -77,18 +78,19 @@ class Containers(Builtins):
         """A method of a list, dictionary or set."""
         item = self.at(ref)
         key = positional[0] if positional else None
-        if item.kind == "dict" and item.cls in (None, "environ") and spread is None:
+        is_plain = item.cls in (None, OMEGACONF)
+        if item.kind == "dict" and (is_plain or item.cls == "environ") and spread is None:
             if name == "get" and item.cls == "environ":
                 return self._variable(positional, keywords, node)
             if name in ("get", "pop", "setdefault") and is_known(key) and positional:
                 return self._dict_get(ref, name, key, positional[1] if len(positional) > 1 else None, node)
-            if name == "update" and item.cls is None:
+            if name == "update" and is_plain:
                 for other in positional:
                     self.update(ref.id, other, self.text(node))
                 for other_key, value in keywords.items():
                     self.put(ref.id, other_key, value)
                 return None
-            if name in ("keys", "values", "items", "copy") and item.cls is None:
+            if name in ("keys", "values", "items", "copy") and is_plain:
                 return self._dict_view(ref, name, node)
         if item.kind == "list" and spread is None and "*" not in item.spoiled:
             result = self._list_method(ref, name, positional, node)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from vramplan.frameworks.syntax.python.access import MOST_ITEMS, Access
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, bounded, computed
 from vramplan.frameworks.syntax.python.machine import Function, Raised
 from vramplan.frameworks.syntax.python.memory import MISSING
+from vramplan.frameworks.syntax.python.paths import joined_paths
 from vramplan.frameworks.syntax.python.values import (
     LARGEST,
     LONGEST,
+    FilePath,
     Ref,
     Unknown,
     is_known,
@@ -110,6 +113,7 @@ class Expressions(Access):
         for part in node.values:
             value = self.value(part.value if isinstance(part, ast.FormattedValue) else part)
             plain = isinstance(part, ast.Constant) or (part.format_spec is None and part.conversion == -1)  # type: ignore[attr-defined]
+            value = value.text if isinstance(value, FilePath) else value
             if not plain or not isinstance(value, (str, int, float, bool, type(None))):
                 unknown = True
             parts.append(str(value) if not unknown else "")
@@ -177,6 +181,10 @@ class Expressions(Access):
                 return computed(kind, left, right)
             except NotKnown:
                 return self.unknown(node)
+        if kind is ast.Div and (isinstance(left, FilePath) or isinstance(right, FilePath)):
+            with suppress(NotKnown):
+                return joined_paths([left, right])
+            return self.unknown(node)
         if isinstance(left, Ref) and isinstance(right, Ref):
             one, other = self.at(left), self.at(right)
             if one.kind == other.kind == "dict" and kind is ast.BitOr and one.cls is None:

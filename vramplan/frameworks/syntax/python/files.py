@@ -8,7 +8,7 @@ from typing import Any
 
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown
 from vramplan.frameworks.syntax.python.containers import Containers
-from vramplan.frameworks.syntax.python.values import Ref
+from vramplan.frameworks.syntax.python.values import FilePath, Ref
 
 MOST_FILES = 64
 LONGEST_FILE = 48 << 10
@@ -21,6 +21,7 @@ class Files(Containers):
     def _builtin_open(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
         path = positional[0] if positional else keywords.get("file")
         mode = positional[1] if len(positional) > 1 else keywords.get("mode", "r")
+        path = path.text if isinstance(path, FilePath) else path
         if not isinstance(path, str) or not isinstance(mode, str):
             raise NotKnown
         if "w" in mode or "x" in mode:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 from vramplan.frameworks.settings import ConfigValue
+from vramplan.frameworks.syntax.python.access import OMEGACONF
 from vramplan.frameworks.syntax.python.calls import Calls
 from vramplan.frameworks.syntax.python.machine import Raised
+from vramplan.frameworks.syntax.python.memory import MISSING
 from vramplan.frameworks.syntax.python.script import Call, Script, Thing, Training
-from vramplan.frameworks.syntax.python.values import Attributes, Library, Ref, Unknown, refs_of
+from vramplan.frameworks.syntax.python.values import Attributes, Function, Library, Ref, Unknown, refs_of
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
 
@@ -22,6 +25,7 @@ class Follower(Calls):
         self.script.names = _bound(tree)
         try:
             self.block(tree.body)
+            self._enter()
         except Raised:
             self.live = None
         self.script.ends_at = self.raised if self.live is None else ""
@@ -34,6 +38,18 @@ class Follower(Calls):
         self.script.objects = done
         self._unreached()
         return self.script
+
+    def _enter(self) -> None:
+        """Follow the one function that a package's entry point calls, if the file itself trains nothing."""
+        if self.live is None or any(call.last.endswith("Trainer") for call in self.script.calls):
+            return
+        commands = {function.node: function for function in self.commands.values()}
+        functions = [value for value in self.at(self.main).slots.values() if isinstance(value, Function)]
+        waiting = [one for one in functions if one.node not in self.reached and _is_entry(one, commands)]
+        if len(waiting) == 1 and waiting[0].node in commands:
+            self.run_with_flags(commands[waiting[0].node], waiting[0].node)
+        elif len(waiting) == 1:
+            self.follow(waiting[0], [], {}, waiting[0].node)
 
     def _unreached(self) -> None:
         """Follow functions that nothing seems to call, for the calls in them."""
@@ -90,7 +106,7 @@ class Follower(Calls):
         return isinstance(value, (Ref, Attributes)) and self.at(value.id).kind in ("list", "dict", "set")
 
     def _part(self, result: Thing, key: Any, value: Any, done: dict[int, Thing]) -> None:
-        if isinstance(value, Ref) and self.at(value).kind == "dict" and self.at(value).cls is None:
+        if isinstance(value, Ref) and self.at(value).kind == "dict" and self.at(value).cls in (None, OMEGACONF):
             for name, inner in self.at(value).slots.items():
                 if isinstance(inner, (Ref, Unknown)) and not (isinstance(inner, Ref) and self.at(inner).kind == "dict"):
                     self._part(result, f"{key}.{name}", inner, done)
@@ -106,6 +122,14 @@ class Follower(Calls):
             name = int(key[1:]) if isinstance(key, str) and key[:1] == "\0" and key[1:].isdigit() else key
             result.parts[name] = [self.thing(id, done) for id in ids]
             result.is_certain[name] = all(isinstance(one, Ref) for one in values)
+
+
+def _is_entry(function: Function, commands: Mapping[Any, Any]) -> bool:
+    """Whether a function is a command of typer's, click's or hydra's, or a main without arguments."""
+    arguments = function.node.args
+    has_required = len(arguments.args) > len(function.defaults) or MISSING in function.keyword_defaults
+    is_main = getattr(function.node, "name", "") == "main" and not function.wrapper and not has_required
+    return function.node in commands or function.wrapper in ("@command", "@hydra_main") or is_main
 
 
 def _is_alike(old: Any, new: Any) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from vramplan.frameworks.syntax.python.expressions import Expressions
 from vramplan.frameworks.syntax.python.machine import MOST_DEPTH, Frame, Function, Raised
 from vramplan.frameworks.syntax.python.memory import MISSING
-from vramplan.frameworks.syntax.python.values import Attributes, Bound, Library, Ref, Unknown, joined, refs_of
+from vramplan.frameworks.syntax.python.modules import MOST_SHARE
+from vramplan.frameworks.syntax.python.values import Attributes, Bound, Library, Module, Ref, Unknown, joined, refs_of
 
 HARMLESS_DECORATORS = frozenset(
     [
@@ -49,6 +50,8 @@ READ_ONLY = frozenset(
     ]
 )
 """Methods that leave a container as it is."""
+MOST_RECURSION = 6
+"""Calls of a function inside itself that are followed, where all that leads to them is known."""
 DYNAMIC_CLASS = frozenset({"__init_subclass__", "__set_name__", "__class_getitem__"})
 CLI_DECORATORS = frozenset(
     ["command", "option", "argument", "main", "hydra_main", "group", "callback", "pass_context", "script"]
@@ -64,7 +67,8 @@ class Functions(Expressions):
         owner = self.scope if self.at(self.scope).cls == "class" else None
         if owner is not None:
             function = Function(node, function.env, function.defaults, function.keyword_defaults, owner)
-        self.defined.append(function)
+        if self.module == self.main:
+            self.defined.append(function)
         for decorator in reversed(node.decorator_list):
             function = self._decorate(function, decorator)
         return function
@@ -87,6 +91,11 @@ class Functions(Expressions):
             return self._option(function, values, decorator)
         if name == "command" and isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name):
             self.commands[call.value.id] = function
+        if name in ("main", "hydra_main") and isinstance(decorator, ast.Call) and "hydra" in self.text(call):
+            keywords = {keyword.arg: self.value(keyword.value) for keyword in decorator.keywords}
+            places: dict[str | None, Any] = dict(zip(("config_path", "config_name"), values, strict=False))
+            options = tuple((str(key), value) for key, value in (places | keywords).items())
+            return self._with(function, wrapper="@hydra_main", options=options)
         if name in CLI_DECORATORS:
             return self._with(function, wrapper=function.wrapper or f"@{name}")
         return self._with(function, wrapper=f"@{name or 'decorator'}")
@@ -123,15 +132,24 @@ class Functions(Expressions):
     ) -> Any:
         """Follow a function of the script with its arguments."""
         if function.wrapper:
-            if function.wrapper in ("@command", "@main", "@hydra_main") and not positional and not keywords:
+            if function.wrapper == "@hydra_main" and not positional and not keywords:
+                config = self.hydra_config(function, node)
+                parameters = function.node.args.args[:1]
+                keywords = {parameter.arg: config for parameter in parameters if config is not None}
+                spread = config is None
+            elif function.wrapper in ("@command", "@main") and not positional and not keywords:
                 keywords = dict(function.options)
                 spread = True
             else:
                 self.lose_all([*positional, *keywords.values()], self.text(node))
                 positional, keywords, spread = [], {}, True
+        if self.steps > MOST_SHARE and self.module_of(function.env) != self.main:
+            return self.unfollowed(positional, keywords, node)
         inner = function.node
-        active = next((frame for frame in self.frames if frame.function is inner), None)
-        if active is not None:  # recursion: what it writes is lost, and followed again with that
+        running = [frame for frame in self.frames if frame.function is inner]
+        active = running[0] if running else None
+        if active is not None and not (self.certain and len(running) < MOST_RECURSION):
+            # what it writes is lost, and followed again with that
             active.has_recursed = True
             self.lose_all([*positional, *keywords.values()], self.text(node))
             self._lose_keys(active.log)
@@ -161,6 +179,14 @@ class Functions(Expressions):
         if function.wrapper and function.wrapper not in ("@command", "@main", "@hydra_main"):
             return self.unknown(node, result)
         return result
+
+    def unfollowed(self, positional: list[Any], keywords: dict[str, Any], node: ast.AST) -> Any:
+        """A call of a function that is not followed."""
+        raise NotImplementedError
+
+    def hydra_config(self, function: Function, node: ast.AST) -> Any:
+        """The configuration that hydra hands to a function; None if it is not known."""
+        raise NotImplementedError
 
     def _lose_keys(self, keys: set[tuple[int, Any]]) -> None:
         for id, key in list(keys):
@@ -246,7 +272,7 @@ class Functions(Expressions):
                 self.lose(id, "*", text)
             elif item.kind == "scope":
                 for name, value in list(item.slots.items()):
-                    if not isinstance(value, (Function, Library)) and not (
+                    if not isinstance(value, (Function, Library, Module)) and not (
                         isinstance(value, Ref) and self.at(value).kind == "class"
                     ):
                         self.lose(id, name, name)
@@ -266,6 +292,8 @@ class Functions(Expressions):
 
     def _run_escaped(self, function: Function, positional: list[Any], keywords: dict[str, Any] | None = None) -> None:
         if len(self.frames) > 6 or any(frame.function is function.node for frame in self.frames):
+            return
+        if self.steps > MOST_SHARE and self.module_of(function.env) != self.main:
             return
         names, outer = _bound_names(function.node)
         bound = self._arguments(function, positional, keywords or {}, function.node, True)

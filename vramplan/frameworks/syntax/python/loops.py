@@ -9,7 +9,30 @@ from typing import Any
 from vramplan.frameworks.syntax.python.functions import Functions
 from vramplan.frameworks.syntax.python.machine import Raised
 from vramplan.frameworks.syntax.python.memory import Heap
+from vramplan.frameworks.syntax.python.modules import imported
 from vramplan.frameworks.syntax.python.values import Unknown
+
+PRESENT = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "sentence_transformers", "yaml", "numpy")
+"""Packages that are taken to be installed where a script trains."""
+
+
+MOST_SIZE = 10_000
+"""Turns of a loop, multiplied by the parts of its syntax, that are gone through one by one in any case."""
+
+
+def _size(node: ast.AST) -> int:
+    """The number of the parts of a statement's syntax."""
+    size = getattr(node, "vramplan_size", None)
+    if size is None:
+        size = sum(1 for _ in ast.walk(node))
+        node.vramplan_size = size  # type: ignore[attr-defined]
+    return int(size)
+
+
+def _names(caught: ast.expr | None) -> list[str]:
+    """The names of the exceptions that a handler catches; an empty one for others."""
+    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return [kind.id if isinstance(kind, ast.Name) else "" for kind in kinds]
 
 
 class Loops(Functions):
@@ -36,7 +59,8 @@ class Loops(Functions):
         source = self.value(node.iter)
         items = self.iterated(source)
         turns = self.turns * max(1, len(items or ()))
-        if items is not None and turns <= self.most_turns() and not isinstance(node, ast.AsyncFor):
+        few = turns <= self.most_turns() or (self.certain and turns * _size(node) <= MOST_SIZE)
+        if items is not None and few and not isinstance(node, ast.AsyncFor):
             outer, self.turns = self.turns, turns
             try:
                 self._unrolled(node, items)
@@ -127,6 +151,22 @@ class Loops(Functions):
         for record, length in zip(records, marks, strict=True):
             del record[length:]
 
+    def _is_sure_import(self, node: ast.Try) -> bool:
+        """Whether it guards nothing but imports of what a training has to have, or of the script's own modules."""
+        caught = [name for handler in node.handlers for name in _names(handler.type)]
+        if not caught or not all(name in ("ImportError", "ModuleNotFoundError") for name in caught):
+            return False
+        for statement in node.body:
+            if isinstance(statement, ast.Import):
+                modules = [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+                modules = [statement.module]
+            else:
+                return False
+            if not all(module in PRESENT or imported(self, module) is not None for module in modules):
+                return False
+        return True
+
     def _turn(self, node: ast.For | ast.AsyncFor | ast.While, start: Callable[[], None], breaks: list[Heap]) -> None:
         continues: list[Heap] = []
         self.loops.append((breaks, continues))
@@ -139,6 +179,9 @@ class Loops(Functions):
             self.live = self.join(self.live, heap)
 
     def _do_try(self, node: ast.Try) -> None:
+        if self._is_sure_import(node):
+            self.block([*node.body, *node.orelse, *node.finalbody])
+            return
         start, log = self.fork(), set[tuple[int, Any]]()
         returns, certain = len(self.frames[-1].returns), self.certain
         self.logs.append(log)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from vramplan.bounded_read import is_file
 from vramplan.frameworks.settings import ConfigValue
 from vramplan.frameworks.syntax.python.memory import MISSING, MOST_STEPS, Heap, Memory
 from vramplan.frameworks.syntax.python.script import Call, Script
@@ -15,6 +17,7 @@ from vramplan.frameworks.syntax.python.values import (
     Attributes,
     Bound,
     Event,
+    FilePath,
     Function,
     Library,
     Ref,
@@ -33,15 +36,22 @@ MOST_TURNS = 64
 """Turns of nested loops that are gone through one by one."""
 
 
+class Source(NamedTuple):
+    """A file that syntax comes from; that of the script's own modules has it as `vramplan_source`."""
+
+    where: str
+    lines: list[str]
+
+
 class Raised(Exception):
     """This path ends: an exception, or the end of the script."""
 
 
 class Frame:
-    """A call of a function of the script, with the paths on which it has returned."""
+    """A call of a function of the script, or one of its modules, with the paths on which it has returned."""
 
-    def __init__(self, scope: int, function: Any = None) -> None:
-        self.scope, self.function = scope, function
+    def __init__(self, scope: int, function: Any = None, is_module: bool = False) -> None:
+        self.scope, self.function, self.is_module = scope, function, is_module
         self.returns: list[tuple[Any, Heap]] = []
         self.log: set[tuple[int, Any]] = set()
         self.has_recursed = False
@@ -61,18 +71,19 @@ class Machine(Memory):
     ) -> None:
         super().__init__(where)
         self.arguments = arguments
-        self.nested = 0
-        """Modules of the script's own that import this one."""
-        self.local_modules: dict[str, dict[str, Any]] = {}
-        """Constants of the script's own modules, by file."""
-        self.lines = source.splitlines()
+        self.source = Source(where, source.splitlines())
+        self.modules: dict[str, int | None] = {}
+        """Scopes of the script's own modules, by file; None for a module that cannot be followed."""
+        self.files: dict[int, str] = {}
+        """Files of these scopes."""
         self.flags, self.gpu = flags or {}, gpu
         self.is_alone = flags is None
         """Whether the script is read without its command."""
         self.script = Script(where)
-        self.module = self.new("scope").id
+        self.main = self.new("scope").id
+        """The script's own scope."""
         self.environ = self.new("dict", cls="environ", slots=dict(environment or {}))
-        self.frames = [Frame(self.module)]
+        self.frames = [Frame(self.main)]
         self.certain = True
         self.condition = ""
         """The test of the innermost ``if`` whose body is followed, if its result is not known."""
@@ -87,8 +98,10 @@ class Machine(Memory):
         self.loops: list[tuple[list[Heap], list[Heap]]] = []
         self.owners: dict[int, int] = {}
         """Class that a method's syntax stands in."""
-        self.stars: list[str] = []
-        """Packages whose names the script imports by ``*``."""
+        self.stars: dict[int, list[str]] = {}
+        """Packages whose names a module imports by ``*``, by its scope."""
+        self.deferred: set[str] = set()
+        """Files whose annotations are texts: ``from __future__ import annotations``."""
         self.things: list[int] = []
         self.commands: dict[str, Any] = {}
         """Functions of the script that an object calls with the command's flags: typer's and click's."""
@@ -116,6 +129,10 @@ class Machine(Memory):
         """What a call returns."""
         raise NotImplementedError
 
+    def iterated(self, value: Any) -> list[Any] | None:
+        """What iterating over a value yields; None if it is not known, or is much."""
+        raise NotImplementedError
+
     def bind(self, target: ast.expr, value: Any) -> None:
         """Assign a value."""
         raise NotImplementedError
@@ -132,17 +149,30 @@ class Machine(Memory):
         """The current scope."""
         return self.frames[-1].scope
 
+    @property
+    def module(self) -> int:
+        """The scope of the module whose code is followed."""
+        return self.module_of(self.scope)
+
+    def module_of(self, scope: int) -> int:
+        """The scope of the module that a scope is in."""
+        while (parent := self.at(scope).parent) is not None:
+            scope = parent
+        return scope
+
     def lookup(self, name: str) -> Any:
         """The value of a name."""
-        if name == "__name__":
-            return "__main__"
+        if name in ("__name__", "__file__"):
+            return self._of_module(name)
         id: int | None = self.scope
+        module = self.main
         is_first = True
         while id is not None:
+            module = id
             scope = self.at(id)
             place = scope.outer.get(name)
             if place == "global":
-                id = self.module
+                id = module = self.module
                 scope = self.at(id)
             if (is_first or scope.cls != "class") and place != "nonlocal":
                 value = scope.slots.get(name, MISSING)
@@ -154,7 +184,16 @@ class Machine(Memory):
             id = scope.parent
         if name in BUILTINS:
             return Library(f"builtins.{name}")
-        return Library(f"{self.stars[-1]}.{name}" if self.stars else name)
+        stars = self.stars.get(module)
+        return Library(f"{stars[-1]}.{name}" if stars else name)
+
+    def _of_module(self, name: str) -> Any:
+        """``__name__`` or ``__file__`` where the code stands that is followed."""
+        module = self.module
+        if name == "__name__":
+            return "__main__" if module == self.main else Path(self.files[module]).stem
+        file = Path(self.where if module == self.main else self.files[module])
+        return str(file.absolute()) if file.suffix == ".py" and is_file(file) else Unknown(name)
 
     def scope_of(self, name: str, scope: int | None = None) -> int:
         """The scope that an assignment of a name writes to."""
@@ -181,10 +220,11 @@ class Machine(Memory):
     def text(self, node: ast.AST) -> str:
         """An expression as the script writes it, shortened."""
         line, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
-        if not line or line > len(self.lines):
+        lines = getattr(node, "vramplan_source", self.source).lines
+        if not line or line > len(lines):
             return "a value"
         first = getattr(node, "col_offset", 0)
-        whole = self.lines[line - 1]
+        whole = lines[line - 1]
         if not whole.isascii() and len(whole) > 2_000:
             return "a value"
         raw = whole[first : first + 200].encode() if whole.isascii() else whole.encode("utf-8", "replace")[first:]
@@ -199,7 +239,7 @@ class Machine(Memory):
 
     def place(self, node: ast.AST) -> str:
         """File and line."""
-        return f"{self.where}:{getattr(node, 'lineno', 1)}"
+        return f"{getattr(node, 'vramplan_source', self.source).where}:{getattr(node, 'lineno', 1)}"
 
     # -- records -------------------------------------------------------------------------------------------------------
 
@@ -215,6 +255,8 @@ class Machine(Memory):
             return value
         if isinstance(value, Library):
             return _constant(value, mark)
+        if isinstance(value, FilePath):
+            return value.text
         if isinstance(value, Unknown):
             return f"{UNKNOWN}{value.text}" if "set after" in value.text else mark
         if type(value) is tuple:

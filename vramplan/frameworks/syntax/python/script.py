@@ -78,6 +78,14 @@ class Script:
     """Environment variables as it leaves them, where that is known."""
     names: set[str] = field(default_factory=set)
     """Names that it assigns, imports or takes as parameters, wherever that is."""
+    read: dict[str, str] = field(default_factory=dict)
+    """Files that it reads, and where."""
+    missing: list[str] = field(default_factory=list)
+    """Why files that it reads are not known."""
+    required: list[str] = field(default_factory=list)
+    """Flags that its command has to have, if it is read without one."""
+    has_argparse: bool = False
+    """Whether it takes its arguments by argparse, not by transformers' or TRL's parser."""
     ends_at: str = ""
     """Where every run ends early with an exception, and the exception."""
     trainings: list[Training] = field(default_factory=list)

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vramplan.errors import ConfigError
+from vramplan.frameworks.syntax.python.access import OMEGACONF
 from vramplan.frameworks.syntax.python.arithmetic import NotKnown, compared
-from vramplan.frameworks.syntax.python.local_modules import constants_of
 from vramplan.frameworks.syntax.python.loops import Loops
 from vramplan.frameworks.syntax.python.machine import Function, Raised
+from vramplan.frameworks.syntax.python.modules import imported, member, public_names
 from vramplan.frameworks.syntax.python.star_imports import SHADOWED, STARS, star_names
 from vramplan.frameworks.syntax.python.trusted import TRUSTED
 from vramplan.frameworks.syntax.python.values import (
     Attributes,
     Bound,
     Library,
+    Module,
     Ref,
     Unknown,
     is_known,
@@ -142,28 +144,33 @@ class Statements(Loops):
             if package == "__main__":
                 raise ConfigError(f"{self.place(node)}: a script that imports itself is not followed")
             self.script.imports.add(package)
-            if alias.asname:
-                self.assign(alias.asname, Library(alias.name))
-            else:
-                self.assign(package, Library(package))
+            name = alias.name if alias.asname else package
+            module = imported(self, alias.name)
+            if module is not None and name != alias.name:
+                module = imported(self, name)
+            self.assign(alias.asname or package, module or Library(name))
 
     def _do_importfrom(self, node: ast.ImportFrom) -> None:
         module = f"{'.' * node.level}{node.module or ''}"
         package = module.partition(".")[0]
+        if module == "__future__":
+            self.deferred.add(getattr(node, "vramplan_source", self.source).where)
         if node.module and not node.level:
             self.script.imports.add(package)
-        constants = constants_of(self, module, node.level)
+        own = imported(self, node.module or "", node.level)
         for alias in node.names:
-            if alias.name in constants:
-                self.assign(alias.asname or alias.name, constants[alias.name])
+            name = f"{module}.{alias.name}"[:300]
+            if own is not None and alias.name == "*":
+                for name, value in public_names(self, own).items():
+                    self.assign(name, value)
+            elif own is not None:
+                self.assign(alias.asname or alias.name, member(self, own, alias.name))
             elif alias.name != "*":
-                name = f"{module}.{alias.name}"[:300]
-                self.assign(alias.asname or alias.name, self.environ if name == "os.environ" else Library(name))
+                inner = f"{node.module}.{alias.name}" if node.module else alias.name  # of a folder without __init__.py
+                value = imported(self, inner, node.level) or Library(name)
+                self.assign(alias.asname or alias.name, self.environ if name == "os.environ" else value)
             else:
                 self._import_star(module, package)
-                for name, value in constants.items():
-                    if not name.startswith("_"):
-                        self.assign(name, value)
 
     def _import_star(self, module: str, package: str) -> None:
         """``from module import *``: it may bind any name again that the script has bound."""
@@ -172,7 +179,8 @@ class Statements(Loops):
                 self.assign(name, self.environ if (module, name) == ("os", "environ") else Library(f"{module}.{name}"))
             return
         if package in TRUSTED:
-            self.stars = [star for star in self.stars if star != module] + [module]
+            stars = self.stars.get(self.module, [])
+            self.stars[self.module] = [star for star in stars if star != module] + [module]
         for name, value in list(self.at(self.scope).slots.items()):
             if isinstance(value, (Library, Unknown)) or (package in TRUSTED and name not in SHADOWED):
                 continue
@@ -237,6 +245,10 @@ class Statements(Loops):
                 call = self.record(f".{name}=", node, [value], {})
                 self.happen([owner.id], f".{name}=", call)
             self.put(owner.id, name, value)
+        elif isinstance(owner, Ref) and self.at(owner).cls == OMEGACONF:
+            self.set_item(owner, name, value, node)
+        elif isinstance(owner, Module):
+            self.put(owner.scope, name, value)
         elif isinstance(owner, Library):
             self.record(f"{owner.name}.{name}=", node, [value], {})
         elif isinstance(owner, Unknown):

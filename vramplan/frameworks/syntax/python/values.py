@@ -33,6 +33,21 @@ class Library(NamedTuple):
         return self.name.rpartition(".")[2]
 
 
+class FilePath(NamedTuple):
+    """A ``pathlib.Path``."""
+
+    text: str
+
+
+class Module(NamedTuple):
+    """A module of the script's own."""
+
+    name: str
+    """Dotted."""
+    scope: int
+    """The scope that holds its names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """A value that only a run would tell."""
@@ -155,7 +170,7 @@ def refs_of(values: Iterable[Any]) -> frozenset[int]:
             refs |= value.refs
         elif isinstance(value, Bound):
             waiting.append(value.receiver)
-        elif isinstance(value, tuple) and not isinstance(value, Library):
+        elif isinstance(value, tuple) and not isinstance(value, (Library, FilePath, Module)):
             waiting += value
     return frozenset(refs)
 

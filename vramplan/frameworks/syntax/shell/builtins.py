@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vramplan.frameworks.syntax.shell import sourced
 from vramplan.frameworks.syntax.shell.call import Call, done
 from vramplan.frameworks.syntax.shell.conditions import NOT_KNOWN, of_test
 from vramplan.frameworks.syntax.shell.declarations import declare, unset
 from vramplan.frameworks.syntax.shell.expansion import Field
 from vramplan.frameworks.syntax.shell.programs import PROGRAMS
-from vramplan.frameworks.syntax.shell.read_line import read_values
+from vramplan.frameworks.syntax.shell.read_line import lines_of, read_values
 from vramplan.frameworks.syntax.shell.state import NAME, Array, State, join, unknown, unknown_array
 from vramplan.frameworks.syntax.shell.tree import UNKNOWN
 
@@ -25,6 +26,7 @@ _PLAIN = re.compile(r"[\w./:=,+@%-]*", re.ASCII)
 """What no shell changes."""
 
 
+MAPFILE = ("mapfile", "readarray")
 Builtin = Callable[["Interpreter", Call, State], "State | None"]
 
 
@@ -77,13 +79,13 @@ def _assigns_words(run: Interpreter, call: Call, state: State) -> State | None:
     if any(UNKNOWN in text for text in call.texts):
         state.forget_all(f"line {call.line}: {name}")
         return state
-    values = read_values(call, state) if name == "read" else None
+    values = read_values(call, state) if name == "read" else lines_of(call) if name in MAPFILE else None
     if values is not None:
         for variable, value in values.items():
             state.store(variable, value)
         return done(state, None)
     names = [text for text in call.texts if NAME.fullmatch(text)] + re.findall(r"(?<=-a)\w+", " ".join(call.texts))
-    if name in ("mapfile", "readarray") or any(text.startswith("-") and "a" in text for text in call.texts):
+    if name in MAPFILE or any(text.startswith("-") and "a" in text for text in call.texts):
         for array in names or ["MAPFILE"]:
             state.store(array, unknown_array(array))
     state.forget(names)
@@ -164,6 +166,11 @@ def _source(run: Interpreter, call: Call, state: State) -> State | None:
     name = call.texts[0].replace(UNKNOWN, "") if call.texts else ""
     if HARMLESS.search(name):
         return done(state, None)
+    path = sourced.path_of(run, call.texts[0], state) if call.is_known and len(call.texts) == 1 else None
+    if path is not None:
+        is_followed, after = sourced.follow(run, path, run.copied(state))
+        if is_followed:
+            return after
     state.forget_all(f"line {call.line}: source {name}", separators=False)
     return state
 

@@ -57,7 +57,7 @@ class CallReader:
         before = self._copied(state) if node.redirects else None
         given = state.input
         may_fail = run.redirect(node.redirects, state)
-        own = state.input if any(redirect.operator in ("<<", "<<<") for redirect in node.redirects) else None
+        own = state.input if any(redirect.operator in ("<<", "<<<", "<") for redirect in node.redirects) else None
         behind = self._with_variables(node, Call(fields, spans, words, assignments, node.line, own), state)
         if behind is not None:
             behind.input = given

@@ -23,6 +23,7 @@ from vramplan.frameworks.syntax.shell.tree import (
     Function,
     If,
     Node,
+    Opaque,
     Pipeline,
     Redirect,
     Redirected,
@@ -45,7 +46,7 @@ class Interpreter:
     def __init__(self, where: str, environment: Mapping[str, str], path: str = "", start: str = "") -> None:
         self.where, self.environment = where, environment
         self.commands: list[Command] = []
-        self.work = self.depth = self.substitutions = 0
+        self.work = self.depth = self.substitutions = self.sourced = 0
         self.line = 1
         self.span: Span = (0, 0)
         self.loops: list[Loop] = []
@@ -169,7 +170,10 @@ class Interpreter:
             return self.run(part, state) if (state.status == 0) == wants_success else state
         presumed, other = state.presumed, self.copied(state)
         state.set_status(0 if wants_success else None)
+        returns = list(self.returns)
         followed = self.run(part, state)
+        if presumed is not None and presumed != wants_success:  # what returns there is presumed not to
+            self.returns[:] = returns
         if followed is None:
             other.set_status(None if wants_success else 0)
             return other
@@ -194,7 +198,10 @@ class Interpreter:
                 presumed = current.presumed
                 inner = self.copied(current)
                 inner.set_status(0)
+                returns = list(self.returns)
                 behind = self.run(body, inner)
+                if presumed is False:
+                    self.returns[:] = returns
                 if presumed is True and behind is not None:
                     current.set_status(None)
                     self._rest(node, condition, self.copied(current))
@@ -300,6 +307,12 @@ class Interpreter:
             if redirect.operator == "<<":
                 text = "".join(self.expander.text(document, state, tilde=False) for document in redirect.document)
                 state.input = None if UNKNOWN in text else text
+                continue
+            parts = redirect.target.parts
+            written = parts[0].body if len(parts) == 1 and isinstance(parts[0], Opaque) else None
+            if redirect.operator == "<" and not redirect.descriptor and written is not None:  # < <(...)
+                output = self.capture(written, state, True)
+                state.input = None if output is None or UNKNOWN in output else output
                 continue
             target = self.expander.text(redirect.target, state)
             if redirect.descriptor.startswith("{"):

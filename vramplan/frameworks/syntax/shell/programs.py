@@ -25,26 +25,33 @@ def echo(words: Sequence[str], stdin: str | None) -> str | None:
 
 
 def printf(words: Sequence[str], stdin: str | None) -> str | None:
-    r"""Formats of ``%s``, ``%d`` and ``\n``, used once."""
-    if not words or words[0].startswith("-"):
+    r"""Formats of ``%s``, ``%d`` and ``\n``, used again while there are values."""
+    if not words or words[0].startswith("-") or len(words) > MAX_NUMBERS:
         return None
     values = list(words[1:])
+    texts = [_formatted(words[0], values)]
+    while values and texts[-1] is not None and len(texts) <= len(words):
+        texts.append(_formatted(words[0], values))
+    return None if values or None in texts else "".join(text or "" for text in texts)
+
+
+def _formatted(form: str, values: list[str]) -> str | None:
+    """A format with the first of the values, which are taken away."""
     pieces: list[str] = []
-    at = count = 0
-    for match in _PRINTF.finditer(words[0]):
-        pieces.append(words[0][at : match.start()])
+    at, before = 0, len(values)
+    for match in _PRINTF.finditer(form):
+        pieces.append(form[at : match.start()])
         at = match.end()
         if match[0] in ("%s", "%d"):
             value = values.pop(0) if values else "" if match[0] == "%s" else "0"
             if match[0] == "%d" and not re.fullmatch(r"0|-?[1-9]\d{0,17}", value, re.ASCII):
                 return None
             pieces.append(value)
-            count += 1
         elif match[0] in ("%", "\\"):
             return None
         else:
             pieces.append({"%%": "%", "\\n": "\n", "\\t": "\t", "\\\\": "\\"}[match[0]])
-    return None if values else "".join([*pieces, words[0][at:]])
+    return None if values and len(values) == before else "".join([*pieces, form[at:]])
 
 
 def expr(words: Sequence[str], stdin: str | None) -> str | None:
@@ -116,6 +123,7 @@ def basename(words: Sequence[str], stdin: str | None) -> str | None:
 
 def dirname(words: Sequence[str], stdin: str | None) -> str | None:
     """A path without its last part."""
+    words = words[1:] if words[:1] == ["--"] else words
     if len(words) != 1 or words[0].startswith("-") or "//" in words[0] or not words[0].strip("/"):
         return None
     folder, mark, _ = words[0].rstrip("/").rpartition("/")

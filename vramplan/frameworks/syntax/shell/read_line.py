@@ -47,6 +47,15 @@ def read_values(call: Call, state: State) -> dict[str, Value] | None:
     return {name: values[number] if number < len(values) else "" for number, name in enumerate(names)}
 
 
+def lines_of(call: Call) -> dict[str, Value] | None:
+    """The array that ``mapfile -t NAME`` makes of the call's own text; None if it is not known."""
+    if call.stdin is None or UNKNOWN in call.stdin or call.is_loose or call.texts[:-1] != ["-t"]:
+        return None
+    name = call.texts[-1]
+    lines = call.stdin.removesuffix("\n").split("\n") if call.stdin else []
+    return {name: Array(tuple(lines))} if NAME.fullmatch(name) else None
+
+
 def _parts(line: str, separators: str) -> list[str] | None:
     """A line's fields, by blanks or by one other character."""
     if not separators:
