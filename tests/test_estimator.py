@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.helpers import ROOT, card_of, spec_of
-from vramplan.analytic.estimator import MAX_JOBS, Estimator, estimate
+from vramplan.analytic import estimator as estimator_module
+from vramplan.analytic.estimator import MAX_EVENTS, MAX_JOBS, Estimator, estimate
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
@@ -104,6 +105,22 @@ def test_as_many_jobs_stay_as_there_is_room_for() -> None:
         other = job.model_copy(update={"lora_rank": rank})
         assert estimator(spec, other, gpu).complete() == estimate(spec, other, gpu)
     assert len(estimator._jobs) == MAX_JOBS
+
+
+@pytest.mark.parametrize("most", [0, MAX_EVENTS])
+def test_jobs_are_given_up_for_the_events_of_their_timelines(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimator_module, "MAX_EVENTS", most)
+    spec, gpu, estimator = shipped("smollm2-135m"), card_of(), Estimator()
+    settings = {"task": "grpo", "num_generations": 2, "micro_batch_size": 2, "prompt_length": 32, "sequence_length": 64}
+    first, *others = (
+        complete_job(spec, gpu, {**settings, "optimizer": name}) for name in ("adamw_torch", "sgd", "adafactor")
+    )
+    before = estimator(spec, first, gpu)
+    for job in others:
+        estimator(spec, job, gpu)
+    after = estimator(spec, first, gpu)
+    assert (after is before) == (most > 0)
+    assert after.complete() == before.complete() == estimate(spec, first, gpu)
 
 
 def test_gpus_that_differ_in_size_alone_share_simulations() -> None:

@@ -70,7 +70,8 @@ def _forwards(
     unfolded = unfolded_of(forwards[-1], plan)
     sizes = [[one.on(gpu).num_bytes for one in forward.record.storages] for forward in forwards]
     cached = forwards[-1].cached
-    alike = all(forward.record.events == forwards[-1].record.events for forward in forwards)
+    last = forwards[-1].record
+    alike = all((one.record.events, one.record.sections) == (last.events, last.sections) for one in forwards)
     grows = [number for number, of in enumerate(zip(*sizes, strict=True)) if len({*of}) > 1] if alike else []
     growing = [[at[number] for number in grows] for at in sizes]
     kinds = run.add(rounded_bytes(sizes[0] if alike else sizes[-1]), cached.__contains__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from threading import Lock
 
 from vramplan.analytic.architectures.lookup import architecture_of, peft_experts_of
@@ -18,6 +19,8 @@ from vramplan.memory.fused_attention import FusedAttention
 
 MAX_JOBS = 8
 """Jobs whose simulated steps stay in memory."""
+MAX_EVENTS = 1 << 24
+"""Events of their timelines, of some 10 bytes each: a generation has a million or several."""
 
 
 def estimate(spec: ModelSpec, job: Job, card: Gpu) -> Estimate:
@@ -61,9 +64,12 @@ class Estimator:
                 similar.sort(key=lambda steps: steps.card != card)  # on the same GPU more is alike
                 same = JobSteps(spec, job, card, similar[0] if similar else None, self._known)
             others = [steps for steps in self._jobs if steps is not same]
-            # a generation's events take some 200 MB: of other such jobs the last alone, for GPUs side by side
-            large = [steps for steps in others if steps.job.generates_completions]
-            self._jobs[:] = [same, *(steps for steps in others if steps not in large[1:])][:MAX_JOBS]
+            totals = accumulate(steps.num_events for steps in others)
+            room = sum(total <= MAX_EVENTS for total in totals)
+            for steps in others[max(1, min(room, MAX_JOBS - 1)) :]:
+                steps.forget()
+                others.remove(steps)
+            self._jobs[:] = [same, *others]
             return same
 
 

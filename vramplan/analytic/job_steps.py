@@ -149,6 +149,15 @@ class JobSteps:
         """Whether a similar job differs in the batch alone."""
         return self.card == card and self.job.expandable_segments == job.expandable_segments
 
+    @property
+    def num_events(self) -> int:
+        """Events of the timelines that are in memory; those that similar jobs share are counted for each."""
+        return sum(shape.run.num_events for shape in self._common.shapes.values())
+
+    def forget(self) -> None:
+        """Give up the estimates that were begun, which hold the steps that hold them."""
+        self._begun.clear()
+
     def begin(self, micro: int, steps: int, several: bool = True) -> PartialEstimate:
         """The lower bound at a batch, from which the estimate is completed; `several`: others will be asked for.
 

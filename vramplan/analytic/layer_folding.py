@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection
+from vramplan.analytic.chunk_folding import WholeRecord, sections_of, with_all_chunks
 from vramplan.analytic.step_record import StepRecord
 from vramplan.dataclass import dataclass
 from vramplan.memory import passes
@@ -179,6 +180,10 @@ class Unfolded:
     record: StepRecord
     section_of: array[int]
     """Number of the section that allocates each simulated storage."""
+    whole: WholeRecord
+    """The simulated layers with all chunks of their loops."""
+    made_in: array[int]
+    """Number of its section that allocates each of its storages."""
 
     @cached_property
     def ends(self) -> frozenset[UnfoldedSection]:
@@ -187,12 +192,13 @@ class Unfolded:
 
     def place(self, storage: int, layer: int | None) -> int:
         """Number in the whole model of the simulated `storage`; if a layer allocates it, of the one in `layer`."""
-        number = self.section_of[storage]
-        made_in = self.record.sections[number]
+        place = self.whole.place[storage]
+        number = self.made_in[place]
+        made_in = self.whole.sections[number]
         if made_in.layer is None:
-            return self.first_outside[number] + storage - made_in.first_storage
+            return self.first_outside[number] + place - made_in.first_storage
         assert layer is not None
-        return self.first_of[made_in.phase, made_in.run, layer] + storage - made_in.first_storage
+        return self.first_of[made_in.phase, made_in.run, layer] + place - made_in.first_storage
 
     def on_card(self, card: int, events: Sequence[int]) -> array[int]:
         """The events whose storages are on the GPU with index `card`."""
@@ -237,18 +243,15 @@ class _Template(NamedTuple):
 
 class _Writer:
     def __init__(self, record: StepRecord, plan: FoldPlan, sizes: Sequence[int], brief: bool) -> None:
-        self.record = record
+        self.record = whole = with_all_chunks(record)
         self.plan = plan
         self.sizes = sizes
         self.brief = brief
         self.templates: dict[tuple[int, bool, bool], _Template] = {}
-        self.identity = array("i", range(len(record.storages)))
-        self.section_of = array("i")
-        self.result = Unfolded(array("i"), array("i"), {}, {}, [], record, self.section_of)
-        for number, section in enumerate(record.sections):
-            count = record.end_of(number).first_storage - section.first_storage
-            self.section_of.extend(array("i", [number]) * count)
-        self.number_of = {(one.phase, one.run, one.layer): number for number, one in enumerate(record.sections)}
+        self.section_of = sections_of(whole)
+        section_of = self.section_of if whole.place is whole.source else sections_of(record)
+        self.result = Unfolded(array("i"), array("i"), {}, {}, [], record, section_of, whole, self.section_of)
+        self.number_of = {(one.phase, one.run, one.layer): number for number, one in enumerate(whole.sections)}
 
     def write(self) -> Unfolded:
         sections, plan = self.record.sections, self.plan
@@ -292,7 +295,7 @@ class _Writer:
         else:
             assert (section.phase, section.run, layer) not in result.first_of, "a layer's section is in two pieces"
             result.first_of[section.phase, section.run, layer] = base
-        result.source.extend(self.identity[section.first_storage : following.first_storage])
+        result.source.extend(self.record.source[section.first_storage : following.first_storage])
         template = self.templates.get(key)
         if template is None:
             template = self.templates[key] = self._template(*key)
@@ -333,7 +336,8 @@ class _Writer:
         """The events of a section without those of small storages that are freed in it."""
         freed = {~event for event in events if event < 0}
         allocated = {event for event in events if event >= 0}
-        passing = {number for number in freed & allocated if self.sizes[number] <= SMALL_SIZE}
+        sizes, source = self.sizes, self.record.source
+        passing = {number for number in freed & allocated if sizes[source[number]] <= SMALL_SIZE}
         return [event for event in events if (event if event >= 0 else ~event) not in passing]
 
     def _base(self, origin: int, copy: int, number: int, layer: int | None) -> int:

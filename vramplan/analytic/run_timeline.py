@@ -248,7 +248,7 @@ class SimulatedRun:
         grouped = groupby(zip(pieces, ends, strict=True), key=lambda section: section[0].phase.rpartition(".")[2])
         *micro_steps, (_, last) = ((number, list(sections)) for number, sections in grouped)
         end = last[0][0].first_event, last[0][1]
-        offsets = []
+        offsets, begins = [], []
         again = bool(rollouts) and generates_each_micro_step(self.step.job)
         beside_step = any(is_of_reference(piece.phase) for piece in pieces)  # else it scores before the step
         recorded = MicroSteps(share, events, reference if beside_step else None)
@@ -276,6 +276,7 @@ class SimulatedRun:
                 if number == 0:
                     trains_beside = [] if beside is None else [record.allocate(beside)]
                     offset = record.splice(kind_of)
+                    begins.append(len(record.events))
                     share.sent = Sent()
                 recorded.record(number, sections, offset)
             offsets.append(offset)
@@ -292,7 +293,7 @@ class SimulatedRun:
         workspace = cublas_workspace(self.step.card)
         for (on, _), product in self.step.record.first_products.items():
             if on == share.device:
-                record.allocate_after(offsets[0] + self._place(product), workspace)
+                record.allocate_after(offsets[0] + self._place(product), workspace, begins[0])
         return self._laid_out(share, first, workspace)
 
     def _scores_alone(self, share: Strategy) -> Layout:

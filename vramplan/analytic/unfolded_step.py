@@ -310,6 +310,7 @@ class Step:
         for number, section in enumerate(self.record.sections):
             end = self.record.end_of(number).first_kernel
             times = self.plan.copies_of(section.layer) * self.record.run_times.get(section.run, 1)
+            times *= 1 if section.chunk is None else section.chunk.copies
             phases.setdefault(section.phase, []).extend((kernel, times) for kernel in range(section.first_kernel, end))
         last = "1" if "forward.1" in phases else "0"
         forward = list(phases[f"forward.{last}"])

@@ -42,11 +42,14 @@ class Recorder:
         self.events.append(number)
         return number
 
-    def allocate_after(self, earlier: int, storage: Storage) -> None:
-        """Allocate directly after an earlier storage, or at the end if that is never allocated."""
+    def allocate_after(self, earlier: int, storage: Storage, begin: int = 0) -> None:
+        """Allocate directly after an earlier storage, or at the end if that is never allocated.
+
+        `begin` is the number of an event before that storage's, from which on it is looked for.
+        """
         self.allocate(storage)
         with suppress(ValueError):
-            index = self.events.index(earlier) + 1
+            index = self.events.index(earlier, begin) + 1
             self.events.insert(index, self.events.pop())
             self.marks = [
                 replace(mark, first_event=mark.first_event + 1) if mark.first_event >= index else mark

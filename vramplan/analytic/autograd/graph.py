@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ReferenceType
 
+from vramplan.analytic.autograd.chunks import Chunk
 from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.units import DTYPE_BYTES
 
@@ -72,7 +73,7 @@ class TakenGradient(NamedTuple):
 
 
 class LayerSection(NamedTuple):
-    """A part of the record: one layer in one phase; `layer` is None outside the repeated layers."""
+    """A part of the record: one layer in one phase, or a chunk of it; `layer` is None outside the repeated layers."""
 
     phase: str
     layer: int | None
@@ -83,6 +84,8 @@ class LayerSection(NamedTuple):
     """Number of the forward that it belongs to, if a step runs the model more than once."""
     ascends: bool = False
     """Whether it is a forward that runs within backward."""
+    chunk: Chunk | None = None
+    """The chunk of a loop that is simulated by a few of its chunks; None outside of such loops."""
 
 
 class LiveStorage:
@@ -113,8 +116,8 @@ class Node:
     """One backward function: its edges to the next nodes, its saved tensors and its formula."""
 
     __slots__ = (
-        "__weakref__", "attributes", "backward", "card", "copies", "edges", "frame", "layer", "module", "num_grads",
-        "run", "saved", "sequence", "slots",
+        "__weakref__", "attributes", "backward", "card", "chunk", "copies", "edges", "frame", "layer", "module",
+        "num_grads", "run", "saved", "sequence", "slots",
     )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
@@ -126,7 +129,7 @@ class Node:
         self.slots: list[int] = []
         tape.sequence += 1
         self.sequence = tape.sequence
-        self.layer, self.run = tape.layer, tape.run + tape.replays
+        self.layer, self.run, self.chunk = tape.layer, tape.run + tape.replays, tape.chunk
         self.card = tape.card
         self.copies = tape.repeated.copies
         self.module = tape.module

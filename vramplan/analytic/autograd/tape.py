@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from vramplan.analytic.autograd.buffer_names import BUFFER_NAMES
+from vramplan.analytic.autograd.chunks import Chunk, simulated_chunks
 from vramplan.analytic.autograd.graph import (
     Accumulate,
     Backward,
@@ -82,6 +83,7 @@ class Tape:
         """Those of a second model."""
         self.sequence = 0
         self.layer: int | None = None
+        self.chunk: Chunk | None = None
         self.run = 0
         """Number of the model's forward in this phase: a step may have several."""
         self.replays = False
@@ -130,14 +132,21 @@ class Tape:
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
-    def enter(self, phase: str, layer: int | None) -> None:
-        """Open a section: all that follows belongs to `layer` in `phase`, in the forward number `run`."""
-        if self.sections and (self.phase, self.layer, self.sections[-1].run) == (phase, layer, self.run):
+    def enter(self, phase: str, layer: int | None, chunk: Chunk | None = None) -> None:
+        """Open a section: all that follows belongs to `layer` in `phase`, in the forward number `run`, or a chunk."""
+        place = phase, layer, chunk, self.run
+        if self.sections and (self.phase, self.layer, self.chunk, self.sections[-1].run) == place:
             return
-        self.phase, self.layer = phase, layer
-        self.sections.append(
-            LayerSection(phase, layer, len(self.events), len(self.storages), len(self.kernels), self.run, self.replays)
-        )
+        self.phase, self.layer, self.chunk = phase, layer, chunk
+        first = len(self.events), len(self.storages), len(self.kernels)
+        self.sections.append(LayerSection(phase, layer, *first, self.run, self.replays, chunk))
+
+    def chunks(self, count: int) -> Iterator[None]:
+        """The chunks to simulate of a loop over `count` equal ones, in order; nothing else may be in one of them."""
+        for chunk in simulated_chunks(count):
+            self.enter(self.phase, self.layer, chunk)
+            yield
+        self.enter(self.phase, self.layer)
 
     def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> LiveStorage:
         """A new storage. Its category defaults to activation in forward and temporary in backward."""
@@ -294,11 +303,12 @@ class Tape:
         outer_recomputing, self.recomputing = self.recomputing, frame
         outer_frame, self.frame = self.frame, frame
         outer_backward, self.in_backward = self.in_backward, False
+        chunk = self.chunk
         try:
             with self.autocasting(frame.autocast):
                 frame.function(*(detached(tensor) for tensor in frame.inputs))
         except StopRecompute:
-            pass
+            self.enter(self.phase, self.layer, chunk)
         finally:
             self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
 
@@ -347,7 +357,7 @@ class Tape:
                 self._accumulate(node, grads)
                 continue
             self.run = node.run
-            self.enter(phase, node.layer)
+            self.enter(phase, node.layer, node.chunk)
             self.repeated.stand_for(node.copies)
             edges = node.edges
             outputs = self._run(node, grads)

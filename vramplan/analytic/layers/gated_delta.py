@@ -222,7 +222,7 @@ def chunked_delta_rule(
         squares[:1] + squares[2:],
     )
     reads = 2 * blocks * CHUNK * heads.key_dim * heads.value_dim
-    for _ in range(chunks):
+    for _ in tape.chunks(chunks):
         fresh = ops.subtract(
             ops.sliced(new_values, block_value),
             ops.matmul(ops.sliced(old_keys, block_key), state, reads, block_value, "values that the state predicts"),
