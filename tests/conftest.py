@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +13,9 @@ import pytest
 
 # before torch is loaded: on small tensors, threads that wait for each other take three times the processor time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a process that a test starts reads compiled files, whatever is set where the tests run: compiling takes half a second
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["VRAMPLAN_NO_CACHE"] = "1"  # every test computes what it compares; those of the cache turn it on
 
 
@@ -34,6 +40,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for number, item in enumerate(full) if number % every}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+MODULES_BETWEEN_FREEZES = 100
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+"""As the command line sets it (vramplan/cli/app.py)."""
+frozen_modules = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What was imported is kept from the cycle collector: torch's and transformers' millions of objects stay anyway.
+
+    Libraries collect often (accelerate after each out-of-memory), half a second each time without this.
+    """
+    global frozen_modules
+    if len(sys.modules) - frozen_modules >= MODULES_BETWEEN_FREEZES:
+        gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+        gc.collect()
+        gc.freeze()
+        frozen_modules = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """At exit all is collected: nanobind, by which triton is built, prints what is left; `vramplan.cli` freezes too."""
+    atexit.unregister(gc.freeze)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

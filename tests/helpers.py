@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -113,9 +114,15 @@ def cli_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> subpro
     )
 
 
+@cache
+def _typer_group() -> Any:
+    """The whole command line as typer has it."""
+    return typer.main.get_command(app_of())
+
+
 def typer_command(name: str) -> Any:
     """A command of the command line as typer has it; a name of two words is one of a group."""
-    found: Any = typer.main.get_command(app_of())
+    found: Any = _typer_group()
     for word in name.split():
         found = found.commands[word]
     return found

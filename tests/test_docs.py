@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -81,6 +82,7 @@ def fences(path: Path) -> Iterator[tuple[str, str]]:
         yield match["info"], match["text"]
 
 
+@cache
 def example_files() -> dict[str, str]:
     """Every file that a page shows, by its title; two pages may show the same file, if they agree."""
     files: dict[str, str] = {}
@@ -231,8 +233,9 @@ def test_examples_of_docstrings_say_what_happens(module: str) -> None:
 # -- the reference -----------------------------------------------------------------------------------------------------
 
 
+@cache
 def generated() -> dict[str, str]:
-    """The pages that the site's hook writes."""
+    """The pages that the site's hook writes; it takes seconds."""
     spec = spec_from_file_location("build_reference", ROOT / "docs" / "build_reference.py")
     assert spec is not None
     assert spec.loader is not None
