@@ -1,4 +1,4 @@
-"""One rank of a torchtune recipe for several GPUs on an emulated one (see `tests.torchtune_sharing`, which starts it).
+"""One rank of a torchtune recipe on an emulated GPU (see `tests.torchtune_sharing` and `tests.torchtune_alone`).
 
 The recipe's file, its set-up and its loop are torchtune's; weights, samples and the tokenizer's padding are made here.
 """
@@ -26,9 +26,10 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "output_proj")
 def recipe_of(job: Job) -> tuple[str, str]:
     """The recipe's file and class."""
     method = "full" if job.method == "full" else "lora"
-    if job.task == "dpo":
-        return f"{method}_dpo_distributed", f"{'Full' if method == 'full' else 'LoRA'}DPORecipeDistributed"
-    return f"{method}_finetune_distributed", f"{'Full' if method == 'full' else 'LoRA'}FinetuneRecipeDistributed"
+    what, class_name = ("dpo", "DPORecipe") if job.task == "dpo" else ("finetune", "FinetuneRecipe")
+    where = "distributed" if job.num_gpus > 1 else "single_device"
+    name = f"{'Full' if method == 'full' else 'LoRA'}{class_name}{where.title().replace('_', '')}"
+    return f"{method}_{what}_{where}", name
 
 
 def recipe_module(name: str) -> Any:
@@ -71,6 +72,7 @@ def builder(spec: ModelSpec, job: Job) -> dict[str, Any]:
             "lora_alpha": 16.0,
             "lora_dropout": job.lora_dropout,
         }
+        sizes |= {"quantize_base": True} if job.quantize != "none" else {}
         prefix = "lora_"
     return {"_component_": f"torchtune.models.{family}._component_builders.{prefix}{family}", **sizes}
 
@@ -87,7 +89,9 @@ class Checkpoint:
         from torchtune import config
 
         name = self.model["_component_"].replace("builders.lora_", "builders.")
-        base = {key: size for key, size in self.model.items() if "lora" not in key} | {"_component_": name}
+        left_out = ("lora", "quantize_base")
+        base = {key: size for key, size in self.model.items() if not any(part in key for part in left_out)}
+        base |= {"_component_": name}
         with torch.device("meta"):
             model = config.instantiate(OmegaConf.create(base))
         return {"model": {key: torch.empty(one.shape) for key, one in model.state_dict().items()}}
@@ -108,6 +112,13 @@ def samples(*_: Any, count: int, length: int, pairs: bool, **__: Any) -> list[di
 
 NAMES = ("tokens", "labels")
 HERE = "tests.torchtune_sharing_run"
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw_torch": {"_component_": "torch.optim.AdamW", "fused": False},
+    "adamw_torch_fused": {"_component_": "torch.optim.AdamW", "fused": True},
+    "adamw_8bit": {"_component_": "bitsandbytes.optim.AdamW8bit"},
+    "paged_adamw_8bit": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"},
+    "paged_adamw_32bit": {"_component_": "bitsandbytes.optim.PagedAdamW"},
+}
 
 
 def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
@@ -132,7 +143,8 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "seed": 1,
         "shuffle": False,
         "batch_size": job.micro_batch_size,
-        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4, "fused": job.optimizer == "adamw_torch_fused"},
+        "optimizer": OPTIMIZERS[job.optimizer] | {"lr": 1e-4},
+        "optimizer_in_bwd": job.optimizer_in_backward,
         "lr_scheduler": {
             "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
             "num_warmup_steps": 2,
@@ -148,7 +160,7 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "device": "cuda",
         "dtype": job.dtype,
         "enable_activation_checkpointing": job.checkpointing == "full",
-        "enable_activation_offloading": False,
+        "enable_activation_offloading": job.offloads_activations,
         "custom_sharded_layers": ["tok_embeddings", "output"] if job.fsdp.wraps_embeddings else None,
         "fsdp_reshard_after_forward": job.fsdp.reshard_after_forward,
         "fsdp_cpu_offload": job.offload == "all",
@@ -168,7 +180,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     config = configuration(spec, job, row.get("options", {}))
     peaks = Peaks()
     peaks.enter("loaded")
-    if name != "full_finetune_distributed":  # which does so itself
+    if job.num_gpus > 1 and name != "full_finetune_distributed":  # which does so itself
         torch.distributed.init_process_group("cuda:nccl,cpu:gloo")
     recipe = recipe_class(cfg=config)
     recipe.setup(cfg=config)
@@ -208,7 +220,8 @@ def observe(recipe: Any, peaks: Peaks) -> None:
         if model is not None:
             model.register_forward_pre_hook(before, prepend=True)
             model.register_forward_hook(after)
-    recipe._optimizer.register_step_pre_hook(lambda *_: peaks.enter("optimizer"))
+    if recipe._optimizer is not None:  # else each weight's, within backward
+        recipe._optimizer.register_step_pre_hook(lambda *_: peaks.enter("optimizer"))
 
 
 if __name__ == "__main__":

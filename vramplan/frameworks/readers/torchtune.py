@@ -15,6 +15,7 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_ve
 from vramplan.frameworks.readers import torchtune_command as command
 from vramplan.frameworks.readers import torchtune_configs as configs
 from vramplan.frameworks.readers import torchtune_recipes as recipes
+from vramplan.frameworks.readers import torchtune_savings as savings
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables, refuse_unwritable
@@ -84,6 +85,8 @@ NAMES: dict[str, KeyNames] = {
     "dtype": {"bf16": "dtype bf16", **dict.fromkeys(("fp16", "fp32"), "dtype fp32")},
     "lora_dropout": "model.lora_dropout",
     "offload": {"all": "fsdp_cpu_offload True"},
+    "offloads_activations": {True: "enable_activation_offloading True"},
+    "quantize": {"nf4": "model.quantize_base True"},
 }
 
 
@@ -101,10 +104,9 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     refuse_unmodelled(config)
     model, method, is_quantized = _builder(config)
     recipe = recipes.recipe_of(config, method, num_gpus)
-    if is_quantized:
+    if is_quantized and recipe.shards:
         raise config.unsupported(
-            "model._component_",
-            "has a base in torchao's NF4, which unpacks each weight through 64-bit indices; that is not modelled yet",
+            "model._component_", "has a base in torchao's NF4, which is not modelled yet where recipes shard it"
         )
     checkpointing = "full" if config.boolean("enable_activation_checkpointing", default=False) else "none"
     job: dict[str, Any] = {
@@ -118,6 +120,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "optimizer": _optimizer(config),
         "checkpointing": checkpointing,
         "attention": "sdpa",
+        **({"quantize": "nf4"} if is_quantized else {}),
+        **savings.fields(config, recipe),
         **(recipes.preference_fields(config) if recipe.prefers else {"loss": _loss(config)}),
         "batches": "unpadded",
         **(recipes.sharded_fields(config, recipe, model, num_gpus) if recipe.shards else {"num_gpus": 1}),
@@ -234,7 +238,9 @@ def write(model: str, job: Job) -> ConfigText:
     refuse_unwritable("torchtune", job)
     if job.quantize != "none":
         raise UnsupportedError(
-            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes are not modelled"
+            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes run torchao's NF4, not"
+            " bitsandbytes', and need other memory; check the command: tune run lora_finetune_single_device --config"
+            " llama3_1/8B_qlora_single_device"
         )
     method = "full" if job.method == "full" else "lora"
     component = {name: path for path, name in OPTIMIZERS.items()}
