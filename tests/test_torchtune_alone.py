@@ -57,6 +57,15 @@ def job_of(line: str) -> dict[str, Any]:
             " optimizer_in_bwd=True",  # which the recipe does not read
             {"quantize": "nf4", "offloads_activations": True},
         ),
+        (
+            "--nproc_per_node 8 lora_finetune_distributed --config llama3_3/70B_qlora enable_activation_offloading=True"
+            " enable_activation_checkpointing=True",
+            {"quantize": "nf4", "offloads_activations": True, "strategy": "fsdp", "num_gpus": 8},
+        ),
+        (
+            "lora_finetune_single_device --config llama3/8B_qdora_single_device",
+            {"quantize": "nf4", "method": "dora", "lora_dtype": "bf16"},
+        ),
     ],
 )
 def test_what_saves_memory_is_read(line: str, expected: dict[str, Any]) -> None:
@@ -82,16 +91,12 @@ ALONE_8B = "full_finetune_single_device --config llama3_1/8B_full_single_device"
             "in full_finetune_distributed is not modelled yet; it is in full_finetune_single_device",
         ),
         (
-            "--nproc_per_node 2 lora_finetune_distributed --config llama3_1/8B_lora enable_activation_offloading=True",
-            "is not modelled yet; it is in the recipes for fine-tuning on one GPU",
-        ),
-        (
             "lora_dpo_single_device --config llama3_1/8B_lora_dpo_single_device enable_activation_offloading=True",
             "in lora_dpo_single_device is not modelled yet",
         ),
         (
-            "--nproc_per_node 2 lora_finetune_distributed --config llama2/7B_qlora",
-            "not modelled yet where recipes shard it",
+            "lora_dpo_single_device --config llama3_1/8B_lora_dpo_single_device model.use_dora=True",
+            "DoRA",
         ),
     ],
 )

@@ -50,13 +50,25 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
     (LLAMA2, {**OFFLOADS, **QLORA, **LONG}),
     (LLAMA2, {**OFFLOADS, "dtype": "fp32", **LONG}),
     (QWEN, {**QLORA, **LONG}),
+    (LLAMA2, {**LONG, "method": "dora"}),
+    (LLAMA2, {**QLORA, **LONG, "method": "dora", "lora_dropout": 0.1, "gradient_accumulation_steps": 2}),
+    (TIED, {"method": "dora", "checkpointing": "none"}),
 )
+
+
+PACKED: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
+    (LLAMA2, {"method": "lora", "sequence_length": 1024}),
+    (TIED, {"sequence_length": 1024, "checkpointing": "none"}),
+)
+"""The same of ``dataset.packed``, with flex_attention."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
     """All runs: the model, keys of its configuration, the job."""
     for (model, config), more in CASES:
         yield {"model": model, "config": config, "job": {**ALONE, **more, "num_gpus": 1}}
+    for (model, config), more in PACKED:
+        yield {"model": model, "config": config, "packed": True, "job": {**ALONE, **more, "num_gpus": 1}}
 
 
 def recorded() -> list[dict[str, Any]]:

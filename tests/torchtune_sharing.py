@@ -61,6 +61,7 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any], dict[str, Any], d
                                "gradient_accumulation_steps": 2}),
     (LLAMA2, SECTIONS, ROOT, {"method": "lora", "offloads_activations": True, "sequence_length": 1000}),
     (UNTIED, SECTIONS, ALONE, {"method": "full", "offloads_activations": True, "sequence_length": 1000}),
+    (LLAMA2, SECTIONS, ROOT, {"method": "dora", "sequence_length": 1000}),
 )  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def builder(spec: ModelSpec, job: Job) -> dict[str, Any]:
             "lora_dropout": job.lora_dropout,
         }
         sizes |= {"quantize_base": True} if job.quantize != "none" else {}
+        sizes |= {"use_dora": True} if job.method == "dora" else {}
         prefix = "lora_"
     return {"_component_": f"torchtune.models.{family}._component_builders.{prefix}{family}", **sizes}
 
@@ -89,7 +90,7 @@ class Checkpoint:
         from torchtune import config
 
         name = self.model["_component_"].replace("builders.lora_", "builders.")
-        left_out = ("lora", "quantize_base")
+        left_out = ("lora", "quantize_base", "use_dora")
         base = {key: size for key, size in self.model.items() if not any(part in key for part in left_out)}
         base |= {"_component_": name}
         with torch.device("meta"):
@@ -104,8 +105,12 @@ def tokenizer() -> SimpleNamespace:
     return SimpleNamespace(pad_id=0, max_seq_len=None)
 
 
-def samples(*_: Any, count: int, length: int, pairs: bool, **__: Any) -> list[dict[str, Any]]:
-    """Samples of one length, of which every token counts."""
+def samples(*_: Any, count: int, length: int, pairs: bool, packed: bool = False, **__: Any) -> list[dict[str, Any]]:
+    """Samples of one length, of which every token counts; packed: rows of two samples."""
+    if packed:
+        half = torch.tensor([length // 2, length - length // 2])
+        ids, places = torch.full((length,), 5), torch.cat([torch.arange(part) for part in half.tolist()])
+        return [{"tokens": ids, "labels": ids, "input_pos": places, "seq_lens": half}] * count
     names = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels") if pairs else NAMES
     return [dict.fromkeys(names, [5] * length)] * count
 
@@ -121,7 +126,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
+def configuration(spec: ModelSpec, job: Job, packed: bool = False) -> Any:
     """The recipe's configuration."""
     from omegaconf import OmegaConf
 
@@ -139,7 +144,13 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "checkpointer": checkpointer,
         "ref_checkpointer": checkpointer,
         "resume_from_checkpoint": False,
-        "dataset": {"_component_": f"{HERE}.samples", "count": count, "length": job.sequence_length, "pairs": pairs},
+        "dataset": {
+            "_component_": f"{HERE}.samples",
+            "count": count,
+            "length": job.sequence_length,
+            "pairs": pairs,
+            "packed": packed,
+        },
         "seed": 1,
         "shuffle": False,
         "batch_size": job.micro_batch_size,
@@ -164,7 +175,6 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "custom_sharded_layers": ["tok_embeddings", "output"] if job.fsdp.wraps_embeddings else None,
         "fsdp_reshard_after_forward": job.fsdp.reshard_after_forward,
         "fsdp_cpu_offload": job.offload == "all",
-        **options,
     }
     return OmegaConf.create(settings)
 
@@ -177,7 +187,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     name, class_name = recipe_of(job)
     module = recipe_module(name)
     recipe_class = getattr(module, class_name)
-    config = configuration(spec, job, row.get("options", {}))
+    config = configuration(spec, job, row.get("packed", False))
     peaks = Peaks()
     peaks.enter("loaded")
     if job.num_gpus > 1 and name != "full_finetune_distributed":  # which does so itself

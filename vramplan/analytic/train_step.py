@@ -23,7 +23,7 @@ def new_modules(setting: StepSpec) -> Modules:
     net = Modules(Tape(), setting.training(), setting.liger, setting.reference_liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
-    net.norms_in_fp32 = net.holds_attended = job.layers_of == "torchtune"
+    net.norms_in_fp32 = net.of_torchtune = job.layers_of == "torchtune"
     net.tape.offload = Offload(net.tape) if job.offloads_activations else None
     net.tape.drops = not drops_nothing(job)
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"

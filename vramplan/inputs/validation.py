@@ -65,6 +65,11 @@ LOOP_RULES = (
         " {method=full} and {num_gpus=1}",
     ),
     Rule(
+        lambda job: job.layers_of == "torchtune" and job.method == "dora" and job.task is not None,
+        UNSUPPORTED,
+        "{method} with {task} is not modelled for torchtune's layers; use {method=lora}",
+    ),
+    Rule(
         lambda job: job.offloads_activations and job.checkpointing != "full",
         IMPOSSIBLE,
         "offloads_activations with {checkpointing}: torchtune stops at it; use {checkpointing=full}",

@@ -36,7 +36,7 @@ def pre_norm_layer(
     x = net.rms_norm("input_layernorm", x)
     x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None, scales_queries)
     x = ops.dropout(x, dropout)
-    attended = x if net.holds_attended else None
+    attended = x if net.of_torchtune else None
     x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)

@@ -14,7 +14,7 @@ from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import SAVED, Parameter, Resident, Stored, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
-from vramplan.analytic.layers import liger, lora, moe_peft
+from vramplan.analytic.layers import dora_torchtune, liger, lora, moe_peft
 from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.layers.lora import Adapter
 from vramplan.analytic.layers.lora_targets import is_saved_name
@@ -73,8 +73,8 @@ class Modules:
     """The same of the reference."""
     norms_in_fp32: bool = False
     """Whether RMS norms are cast back after the product with their weight, whatever the model (torchtune)."""
-    holds_attended: bool = False
-    """Whether what attention returned lives to the end of its layer (torchtune)."""
+    of_torchtune: bool = False
+    """Whether layers are torchtune's: what attention returned lives to a layer's end, DoRA is its own."""
     embedded: Parameter | None = None
     """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""
@@ -197,6 +197,8 @@ class Modules:
             return base_output(x, weight, shift, cached)
         adapter = self.adapter(name, weight, shift)
         with_adapter = lora.dense if quantize in ("none", ops.TORCHAO_NF4) else lora.quantized
+        if self.of_torchtune and self.training.dora:
+            with_adapter = dora_torchtune.directed
         return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # no local holds the base output
 
     def _bias(self, name: str, x: Tensor, weight: Parameter) -> Parameter:

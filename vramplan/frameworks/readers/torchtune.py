@@ -104,10 +104,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     refuse_unmodelled(config)
     model, method, is_quantized = _builder(config)
     recipe = recipes.recipe_of(config, method, num_gpus)
-    if is_quantized and recipe.shards:
-        raise config.unsupported(
-            "model._component_", "has a base in torchao's NF4, which is not modelled yet where recipes shard it"
-        )
     checkpointing = "full" if config.boolean("enable_activation_checkpointing", default=False) else "none"
     job: dict[str, Any] = {
         "layers_of": "torchtune",
@@ -127,7 +123,10 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         **(recipes.sharded_fields(config, recipe, model, num_gpus) if recipe.shards else {"num_gpus": 1}),
     }
     if method == "lora":
-        job |= _adapters(config) | {"lora_dtype": job["dtype"]}
+        uses_dora = config.boolean("model.use_dora", default=False)
+        if uses_dora and (recipe.prefers or recipe.shards):
+            raise config.unsupported("model.use_dora", f"(DoRA) in {recipe.name} is not modelled yet")
+        job |= _adapters(config) | {"lora_dtype": job["dtype"], "method": "dora" if uses_dora else "lora"}
     if config.has("tokenizer.max_seq_len"):
         job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
     if config.boolean("dataset.packed", default=False):

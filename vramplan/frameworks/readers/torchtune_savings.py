@@ -40,9 +40,9 @@ def _in_backward(config: ConfigReader, recipe: Recipe) -> dict[str, bool]:
 def _offloading(config: ConfigReader, recipe: Recipe) -> dict[str, bool]:
     if not config.boolean(OFFLOADING, default=False):
         return {}
-    if recipe.shards or recipe.prefers:
+    if recipe.prefers:
         raise config.unsupported(
-            OFFLOADING, f"in {recipe.name} is not modelled yet; it is in the recipes for fine-tuning on one GPU"
+            OFFLOADING, f"in {recipe.name} is not modelled yet; it is in the recipes for supervised fine-tuning"
         )
     if not config.boolean("enable_activation_checkpointing", default=False):
         raise ConfigError(

@@ -84,6 +84,7 @@ from vramplan.analytic.autograd.ops.quantized_torchao import (
     linear_by_torchao,
     sharded_bytes,
     stored_by_torchao,
+    unpacked_by_torchao,
 )
 from vramplan.analytic.autograd.ops.routing import (
     added_at,
@@ -201,6 +202,7 @@ __all__ = [
     "top",
     "total",
     "unbind",
+    "unpacked_by_torchao",
     "where",
     "written",
 ]

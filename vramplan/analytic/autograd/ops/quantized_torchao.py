@@ -37,7 +37,7 @@ def sharded_bytes(stored: Stored) -> int:
     return sum(num_bytes for _, num_bytes, _ in stored[:NUM_SHARDED])
 
 
-def unpacked(weight: Parameter) -> Tensor:
+def unpacked_by_torchao(weight: Parameter) -> Tensor:
     """``get_original_weight``: indices of both halves are 64-bit integers, and all that it makes lives to its end."""
     tape, dtype = weight.tape, weight.dtype
     half, scales = weight.num_elements // 2, weight.num_elements // BLOCK
@@ -79,14 +79,14 @@ def linear_by_torchao(x: Tensor, weight: Parameter) -> Tensor:
     moved = (rows * (in_features + out_features) + weight.num_elements) * DTYPE_BYTES[dtype]
 
     def backward(grad: Tensor) -> Grads:
-        dense = unpacked(weight)
+        dense = unpacked_by_torchao(weight)
         tape.product(flops, moved, dtype, rows * in_features)
         gradient = tape.empty(like.shape, dtype, "gradient of the input")
         del dense
         return [gradient]
 
     node = tape.node((x,), backward)
-    dense = unpacked(weight)
+    dense = unpacked_by_torchao(weight)
     tape.product(flops, moved, dtype, rows * out_features)
     out = output(node, tape, (*x.shape[:-1], out_features), dtype, "base output")
     del dense
