@@ -56,6 +56,12 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any], dict[str, Any], d
     (UNTIED, SECTIONS, ROOT, {"method": "full", "checkpointing": "none", "sequence_length": 1000}),
     (QWEN, DPO, ROOT, {"method": "full", "checkpointing": "none"}),
     (UNTIED, SECTIONS, ALONE, {"method": "full", "micro_batch_size": 1, "num_gpus": 3}),
+    (LLAMA2, SECTIONS, ROOT, {"method": "lora", "quantize": "nf4"}),
+    (UNTIED, SECTIONS, ALONE, {"method": "lora", "quantize": "nf4", "sequence_length": 1000,
+                               "gradient_accumulation_steps": 2}),
+    (LLAMA2, SECTIONS, ROOT, {"method": "lora", "offloads_activations": True, "sequence_length": 1000}),
+    (UNTIED, SECTIONS, ALONE, {"method": "full", "offloads_activations": True, "sequence_length": 1000}),
+    (LLAMA2, SECTIONS, ROOT, {"method": "dora", "sequence_length": 1000}),
 )  # fmt: skip
 
 

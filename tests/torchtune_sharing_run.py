@@ -1,4 +1,4 @@
-"""One rank of a torchtune recipe for several GPUs on an emulated one (see `tests.torchtune_sharing`, which starts it).
+"""One rank of a torchtune recipe on an emulated GPU (see `tests.torchtune_sharing` and `tests.torchtune_alone`).
 
 The recipe's file, its set-up and its loop are torchtune's; weights, samples and the tokenizer's padding are made here.
 """
@@ -26,9 +26,10 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "output_proj")
 def recipe_of(job: Job) -> tuple[str, str]:
     """The recipe's file and class."""
     method = "full" if job.method == "full" else "lora"
-    if job.task == "dpo":
-        return f"{method}_dpo_distributed", f"{'Full' if method == 'full' else 'LoRA'}DPORecipeDistributed"
-    return f"{method}_finetune_distributed", f"{'Full' if method == 'full' else 'LoRA'}FinetuneRecipeDistributed"
+    what, class_name = ("dpo", "DPORecipe") if job.task == "dpo" else ("finetune", "FinetuneRecipe")
+    where = "distributed" if job.num_gpus > 1 else "single_device"
+    name = f"{'Full' if method == 'full' else 'LoRA'}{class_name}{where.title().replace('_', '')}"
+    return f"{method}_{what}_{where}", name
 
 
 def recipe_module(name: str) -> Any:
@@ -71,6 +72,8 @@ def builder(spec: ModelSpec, job: Job) -> dict[str, Any]:
             "lora_alpha": 16.0,
             "lora_dropout": job.lora_dropout,
         }
+        sizes |= {"quantize_base": True} if job.quantize != "none" else {}
+        sizes |= {"use_dora": True} if job.method == "dora" else {}
         prefix = "lora_"
     return {"_component_": f"torchtune.models.{family}._component_builders.{prefix}{family}", **sizes}
 
@@ -87,7 +90,9 @@ class Checkpoint:
         from torchtune import config
 
         name = self.model["_component_"].replace("builders.lora_", "builders.")
-        base = {key: size for key, size in self.model.items() if "lora" not in key} | {"_component_": name}
+        left_out = ("lora", "quantize_base", "use_dora")
+        base = {key: size for key, size in self.model.items() if not any(part in key for part in left_out)}
+        base |= {"_component_": name}
         with torch.device("meta"):
             model = config.instantiate(OmegaConf.create(base))
         return {"model": {key: torch.empty(one.shape) for key, one in model.state_dict().items()}}
@@ -100,17 +105,28 @@ def tokenizer() -> SimpleNamespace:
     return SimpleNamespace(pad_id=0, max_seq_len=None)
 
 
-def samples(*_: Any, count: int, length: int, pairs: bool, **__: Any) -> list[dict[str, Any]]:
-    """Samples of one length, of which every token counts."""
+def samples(*_: Any, count: int, length: int, pairs: bool, packed: bool = False, **__: Any) -> list[dict[str, Any]]:
+    """Samples of one length, of which every token counts; packed: rows of two samples."""
+    if packed:
+        half = torch.tensor([length // 2, length - length // 2])
+        ids, places = torch.full((length,), 5), torch.cat([torch.arange(part) for part in half.tolist()])
+        return [{"tokens": ids, "labels": ids, "input_pos": places, "seq_lens": half}] * count
     names = ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels") if pairs else NAMES
     return [dict.fromkeys(names, [5] * length)] * count
 
 
 NAMES = ("tokens", "labels")
 HERE = "tests.torchtune_sharing_run"
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw_torch": {"_component_": "torch.optim.AdamW", "fused": False},
+    "adamw_torch_fused": {"_component_": "torch.optim.AdamW", "fused": True},
+    "adamw_8bit": {"_component_": "bitsandbytes.optim.AdamW8bit"},
+    "paged_adamw_8bit": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"},
+    "paged_adamw_32bit": {"_component_": "bitsandbytes.optim.PagedAdamW"},
+}
 
 
-def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
+def configuration(spec: ModelSpec, job: Job, packed: bool = False) -> Any:
     """The recipe's configuration."""
     from omegaconf import OmegaConf
 
@@ -128,11 +144,18 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "checkpointer": checkpointer,
         "ref_checkpointer": checkpointer,
         "resume_from_checkpoint": False,
-        "dataset": {"_component_": f"{HERE}.samples", "count": count, "length": job.sequence_length, "pairs": pairs},
+        "dataset": {
+            "_component_": f"{HERE}.samples",
+            "count": count,
+            "length": job.sequence_length,
+            "pairs": pairs,
+            "packed": packed,
+        },
         "seed": 1,
         "shuffle": False,
         "batch_size": job.micro_batch_size,
-        "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4, "fused": job.optimizer == "adamw_torch_fused"},
+        "optimizer": OPTIMIZERS[job.optimizer] | {"lr": 1e-4},
+        "optimizer_in_bwd": job.optimizer_in_backward,
         "lr_scheduler": {
             "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
             "num_warmup_steps": 2,
@@ -148,11 +171,10 @@ def configuration(spec: ModelSpec, job: Job, options: dict[str, Any]) -> Any:
         "device": "cuda",
         "dtype": job.dtype,
         "enable_activation_checkpointing": job.checkpointing == "full",
-        "enable_activation_offloading": False,
+        "enable_activation_offloading": job.offloads_activations,
         "custom_sharded_layers": ["tok_embeddings", "output"] if job.fsdp.wraps_embeddings else None,
         "fsdp_reshard_after_forward": job.fsdp.reshard_after_forward,
         "fsdp_cpu_offload": job.offload == "all",
-        **options,
     }
     return OmegaConf.create(settings)
 
@@ -165,10 +187,10 @@ def run(row: dict[str, Any]) -> dict[str, int]:
     name, class_name = recipe_of(job)
     module = recipe_module(name)
     recipe_class = getattr(module, class_name)
-    config = configuration(spec, job, row.get("options", {}))
+    config = configuration(spec, job, row.get("packed", False))
     peaks = Peaks()
     peaks.enter("loaded")
-    if name != "full_finetune_distributed":  # which does so itself
+    if job.num_gpus > 1 and name != "full_finetune_distributed":  # which does so itself
         torch.distributed.init_process_group("cuda:nccl,cpu:gloo")
     recipe = recipe_class(cfg=config)
     recipe.setup(cfg=config)
@@ -208,7 +230,8 @@ def observe(recipe: Any, peaks: Peaks) -> None:
         if model is not None:
             model.register_forward_pre_hook(before, prepend=True)
             model.register_forward_hook(after)
-    recipe._optimizer.register_step_pre_hook(lambda *_: peaks.enter("optimizer"))
+    if recipe._optimizer is not None:  # else each weight's, within backward
+        recipe._optimizer.register_step_pre_hook(lambda *_: peaks.enter("optimizer"))
 
 
 if __name__ == "__main__":

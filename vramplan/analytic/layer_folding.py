@@ -100,6 +100,11 @@ def fold(
     return Fold(tuple(kinds[:num_simulated]), tuple(stands_for), stack * STACK)
 
 
+def whole(kinds: Sequence[Hashable], stack: int = 0) -> Fold:
+    """All layers of these kinds, each simulated by itself."""
+    return Fold(tuple(kinds), tuple(range(len(kinds))), stack * STACK)
+
+
 def _in_context(kinds: Sequence[Hashable], alone: Collection[int]) -> tuple[Hashable, ...]:
     """Each layer's kind with those of its neighbours, and how many before it are like no other; of these, their number.
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from vramplan.analytic.architectures.image_features import TOWER_STACK
 from vramplan.analytic.architectures.lookup import ModelArchitecture, architecture_of
 from vramplan.analytic.architectures.vision_tower import MERGES, VisionInput
-from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold
+from vramplan.analytic.layer_folding import HEAD, TAIL, Fold, FoldPlan, fold, whole
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import liger_layers, liger_model
 from vramplan.analytic.step_inputs import StepSpec
@@ -78,6 +78,8 @@ def lay_out(
     """
     model = architecture_of(spec)
     folds = folds_of(model)
+    if job.offloads_activations:  # each layer frees what one of several layers before it saved
+        folds = tuple(whole(kinds, number) for number, kinds in enumerate(model.stacks()))
     vision = vision_of(spec, job, model)
     replaced = liger_model(spec.model_type, model.config.text("model_type", spec.model_type))
     step = StepSpec(

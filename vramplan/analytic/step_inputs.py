@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from vramplan.analytic.architectures import Architecture
 from vramplan.analytic.architectures.forward_pass import DevicePlacement
 from vramplan.analytic.architectures.vision_tower import VisionInput
+from vramplan.analytic.autograd.ops import TORCHAO_NF4
 from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.layers.modules import WeightConfig
 from vramplan.dataclass import dataclass
@@ -105,7 +106,7 @@ class StepSpec:
             dora=job.method == "dora",
             modules_to_save=(*(job.modules_to_save or ()), *_saved_head(job)),
             saved_dtype=used or job.saved_dtype,
-            quantize="nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize,
+            quantize=_stored_form(job),
             peft_expert_pattern=self.peft_experts,
             linear_experts=self.linear_experts,
             compute_dtype=job.dtype,
@@ -113,6 +114,13 @@ class StepSpec:
             input_needs_grad=(job.checkpointing == "full" and job.loss not in ("scaled_log_softmax", "sections"))
             or (lora and job.loss in ("kept_log_probs", "log_probs")),
         )
+
+
+def _stored_form(job: Job) -> str:
+    """How frozen linear layers are stored."""
+    if job.quantize == "nf4" and job.layers_of == "torchtune":
+        return TORCHAO_NF4
+    return "nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize
 
 
 def _saved_head(job: Job) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import LayerSection, Tensor
+from vramplan.analytic.autograd.offload import Offload
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, forward_pass, make_batch
 from vramplan.analytic.layers.modules import Modules
@@ -22,7 +23,8 @@ def new_modules(setting: StepSpec) -> Modules:
     net = Modules(Tape(), setting.training(), setting.liger, setting.reference_liger)
     job = setting.job
     net.tape.reentrant = job.reentrant
-    net.norms_in_fp32 = job.layers_of == "torchtune"
+    net.norms_in_fp32 = net.of_torchtune = job.layers_of == "torchtune"
+    net.tape.offload = Offload(net.tape) if job.offloads_activations else None
     net.tape.drops = not drops_nothing(job)
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net

@@ -14,6 +14,8 @@ from math import prod
 from vramplan.analytic.architectures.torchtune import position_tables
 from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
 from vramplan.analytic.autograd.graph import StorageInfo, Stored
+from vramplan.analytic.autograd.offload import BROUGHT_BACK
+from vramplan.analytic.autograd.ops import NUM_SHARDED, TORCHAO_NF4
 from vramplan.analytic.autograd.repeated_experts import named
 from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.layers.chunked_head import SCORED
@@ -28,6 +30,8 @@ from vramplan.memory.optimizer_steps import Weight, is_embedding
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES
 
+COPY = 1
+"""CUDA stream on which saved tensors come back from the host."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
 """Part of the name of a weight that belongs to one expert."""
 
@@ -69,8 +73,9 @@ class Placed:
         return _stored(one.name, one.shape, dtype or one.dtype, one.stored, in_layer)
 
     def beside(self) -> list[Storage]:
-        """The scales of a quantized weight, which are not sharded with it."""
-        return self.storages()[1:] if self.parameter.stored else []
+        """The scales of a quantized weight, which are not sharded with it; torchao's are."""
+        num_sharded = NUM_SHARDED if self.parameter.quantize == TORCHAO_NF4 else 1
+        return self.storages()[num_sharded:] if self.parameter.stored else []
 
 
 @lru_cache(maxsize=4096)
@@ -160,7 +165,8 @@ def describe(info: StorageInfo, kept: bool, in_layer: bool, vocabulary: int) -> 
     if info.shape and info.shape[-1] == vocabulary and category in ("activation", "temporary") and not in_kernel:
         category = "logits"
     formula = f"{' x '.join(map(str, info.shape)) or 'scalar'} {info.dtype}"
-    return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel)
+    stream = COPY if info.what == BROUGHT_BACK else 0
+    return Storage(info.num_bytes, category, label(info.module, info.what, in_layer), formula, in_kernel, stream)
 
 
 def describe_in(
@@ -181,8 +187,10 @@ def is_brief(job: Job) -> bool:
     """Whether small tensors may be left out.
 
     Not under ZeRO-3, which gathers weights as modules make tensors, nor where ZeRO-1 frees a sum of gradients as the
-    last one is added to it.
+    last one is added to it, nor where each gradient is followed by its weight's update.
     """
+    if job.optimizer_in_backward:
+        return False
     sums = job.strategy == "zero1" and job.zero.overlap_comm and job.gradient_accumulation_steps > 1
     return job.strategy != "zero3" and not sums
 

@@ -32,6 +32,11 @@ def batch_error(job: Job) -> str | None:
     From trl 1.16: grpo_config.py: __post_init__, kto_trainer.py: __init__. LLaMA-Factory's KTO has no such rule;
     ms-swift 4.6 (pipelines/train/kto.py) takes answers of other prompts of the whole batch.
     """
+    if job.optimizer_in_backward and job.gradient_accumulation_steps > 1:
+        return (
+            f"{setting('gradient_accumulation_steps', job.gradient_accumulation_steps)}: torchtune stops at it with an"
+            f" optimizer in backward: {setting('gradient_accumulation_steps', 1)}"
+        )
     if job.task == "kto" and job.loss == "logits_to_keep" and job.global_batch_size < 2:
         return (
             f"a global batch of 1: ms-swift's KTO takes answers of other prompts of the batch: "

@@ -199,7 +199,7 @@ class Job(Record):
     """Stored dtype of those copies; null: their originals'."""
     quantize: Quantize = "none"
     """How frozen linear layers are stored, by bitsandbytes: nf4 in blocks of 64, or int8, computed in `dtype`; the
-    output head, embeddings and norms keep their dtype."""
+    output head, embeddings and norms keep their dtype. With `layers_of` torchtune: nf4 by torchao."""
     prepare_for_kbit_training: bool = renamed("prepare_for_kbit_training", False)
     """Whether PEFT's prepare_model_for_kbit_training casts everything that is not quantized to fp32, and hidden states
     with it."""
@@ -308,6 +308,12 @@ class Job(Record):
     layers_of: Literal["transformers", "torchtune"] = "transformers"
     """Whose model it is. torchtune's copies keys and values for every query head, keeps norms in fp32 and holds tables
     of all positions; with `loop` plain, and FSDP 2 as its recipes call it."""
+    optimizer_in_backward: bool = False
+    """`layers_of` torchtune on one GPU: whether each weight is updated, by an optimizer of its own, and its gradient
+    dropped as soon as backward has it (``optimizer_in_bwd``)."""
+    offloads_activations: bool = False
+    """`layers_of` torchtune: whether what the forward saves waits in host memory, but for the last tensors
+    (``enable_activation_offloading``)."""
     keeps_outputs: bool = False
     """Plain loop: whether the model's outputs live until a micro-batch's backward is over, as in NeMo Automodel: the
     logits and, without checkpointing and packed rows, every layer's keys and values: `use_cache` stays on."""
@@ -449,6 +455,8 @@ class Job(Record):
     @property
     def is_mapped(self) -> bool:
         """Whether transformers itself loads the model onto the card, rather than to the host first."""
+        if self.layers_of == "torchtune":
+            return False
         return self.quantize != "none" or self.strategy == "device_map" if self.device_map is None else self.device_map
 
     @property
@@ -473,12 +481,14 @@ class Job(Record):
         return self.strategy.startswith("zero")
 
     def hooks_take_gradients(self, is_last: bool) -> bool:
-        """Whether DeepSpeed's hooks take each gradient as backward produces it, in a step's last micro-batch or before.
+        """Whether hooks take each gradient as backward produces it, in a step's last micro-batch or before.
 
-        At stage 1 they do if reduction overlaps, and only in the last (0.19, runtime/zero/stage_1_and_2.py:
-        process_gradients, reduce_ready_partitions_and_remove_grads).
+        They are DeepSpeed's, or those of `optimizer_in_backward`. At stage 1 they do if reduction overlaps, and only in
+        the last (0.19, runtime/zero/stage_1_and_2.py: process_gradients, reduce_ready_partitions_and_remove_grads).
         """
-        return self.strategy in ("zero2", "zero3") or (self.strategy == "zero1" and self.zero.overlap_comm and is_last)
+        if self.optimizer_in_backward or self.strategy in ("zero2", "zero3"):
+            return True
+        return self.strategy == "zero1" and self.zero.overlap_comm and is_last
 
     @property
     def shards_weights(self) -> bool:

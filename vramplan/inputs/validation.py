@@ -56,6 +56,30 @@ METHOD_RULES = (
 )
 LOOP_RULES = (
     Rule(
+        lambda job: (
+            job.optimizer_in_backward
+            and (job.layers_of != "torchtune" or job.num_gpus > 1 or job.method != "full" or job.task is not None)
+        ),
+        UNSUPPORTED,
+        "optimizer_in_backward is modelled for torchtune's full_finetune_single_device: layers_of torchtune,"
+        " {method=full} and {num_gpus=1}",
+    ),
+    Rule(
+        lambda job: job.layers_of == "torchtune" and job.method == "dora" and job.task is not None,
+        UNSUPPORTED,
+        "{method} with {task} is not modelled for torchtune's layers; use {method=lora}",
+    ),
+    Rule(
+        lambda job: job.offloads_activations and job.checkpointing != "full",
+        IMPOSSIBLE,
+        "offloads_activations with {checkpointing}: torchtune stops at it; use {checkpointing=full}",
+    ),
+    Rule(
+        lambda job: job.offloads_activations and (job.layers_of != "torchtune" or job.task is not None),
+        UNSUPPORTED,
+        "offloads_activations is modelled for torchtune's supervised fine-tuning: layers_of torchtune",
+    ),
+    Rule(
         lambda job: job.keeps_outputs and (job.loop != "plain" or job.strategy != "ddp" or job.loss != "standard"),
         UNSUPPORTED,
         "keeps_outputs is modelled for {loop=plain}, {strategy=ddp} and {loss=standard}",
@@ -84,7 +108,7 @@ def _is_run_by_torchtune(job: Job) -> bool:
     """Whether one of torchtune's recipes may run the job, on one GPU or sharded."""
     is_sharded = job.strategy == "fsdp" and job.fsdp.version == 2 and job.fsdp.sync_each_batch and job.num_gpus > 1
     is_alone = job.strategy == "ddp" and job.num_gpus == 1
-    return job.loop == "plain" and (job.autocast, job.quantize) == ("none", "none") and (is_sharded or is_alone)
+    return job.loop == "plain" and job.autocast == "none" and job.quantize != "int8" and (is_sharded or is_alone)
 
 
 STRATEGY_RULES = (
@@ -100,7 +124,7 @@ STRATEGY_RULES = (
     Rule(
         lambda job: job.layers_of == "torchtune" and not _is_run_by_torchtune(job),
         UNSUPPORTED,
-        "layers_of torchtune is modelled for {loop=plain}, {autocast=none} and {quantize=none}, on one GPU or on"
+        "layers_of torchtune is modelled for {loop=plain}, {autocast=none} and {quantize=none} or nf4, on one GPU or on"
         " several under {strategy=fsdp} version 2 with sync_each_batch",
     ),
     Rule(

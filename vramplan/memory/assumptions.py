@@ -67,12 +67,14 @@ def describe_step(job: Job, own_model: bool = False) -> str:
         checkpointing = f"{'reentrant' if job.reentrant else 'full'} checkpointing"
         if job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp:
             checkpointing += " around FSDP's layers"
+        checkpointing += ", what it keeps in host memory" if job.offloads_activations else ""
     kernels = "" if own_model else f"{job.attention} attention, {job.loss} loss, "
     if job.fused_kernels:
         kernels += f"Liger's kernels for {', '.join(job.fused_kernels)}, "
     loop = "transformers Trainer" if job.loop == "trainer" else "plain loop"
     loop += " that keeps the model's outputs" if job.keeps_outputs else ""
-    return f"{job.optimizer}, {checkpointing}, {kernels}{loop}"
+    optimizer = f"{job.optimizer}{' in backward' if job.optimizer_in_backward else ''}"
+    return f"{optimizer}, {checkpointing}, {kernels}{loop}"
 
 
 def describe_weights(job: Job) -> str:
@@ -266,7 +268,7 @@ def _describe_sharding(job: Job, step: SimulatedStep) -> list[str]:
 
 def _describe_quantized_sharding(job: Job) -> str:
     """What happens to quantized weights if weights are sharded; empty if either is not the case."""
-    if job.quantize == "none" or not job.shards_weights:
+    if job.quantize == "none" or not job.shards_weights or job.layers_of == "torchtune":
         return ""
     if job.strategy == "zero3":
         return (
@@ -287,8 +289,9 @@ def _describe_quantization(job: Job) -> str:
     """Storage of the quantized linear layers, to stand before the rest; empty without quantization."""
     if job.quantize == "int8":
         return "int8 linear layers (no outliers), other "
-    double = " (double quantization)" if job.double_quant else ""
-    return f"nf4 linear layers{double}, other " if job.quantize == "nf4" else ""
+    how = " (double quantization)" if job.double_quant else ""
+    how = " (torchao)" if job.layers_of == "torchtune" else how
+    return f"nf4 linear layers{how}, other " if job.quantize == "nf4" else ""
 
 
 def _describe_lengths(job: Job) -> str:

@@ -216,13 +216,29 @@ def bitsandbytes(states: Sequence[int], bits: int, paged: bool, in_trainer: bool
                 blocks = ceil_div(count, EIGHT_BIT_BLOCK)
                 for number, times in enumerate(states, 1):
                     record.allocate(_state(f"scales of state{number}", (times * blocks,), "fp32"))
-        if bits == 8:
-            for number in range(min(2, len(states))):
-                level = _state(f"256 levels of state{number + 1}", (256,), "fp32")
-                if not record.has(level):  # all weights share it
-                    record.allocate(level)
+        for table in levels if bits == 8 else ():
+            if not record.has(table):  # all weights share it
+                record.allocate(table)
 
+    levels = _levels(len(states))
     return step
+
+
+def _levels(num_states: int) -> list[Storage]:
+    """The tables of levels of an optimizer with 8-bit states."""
+    return [_state(f"256 levels of state{number + 1}", (256,), "fp32") for number in range(min(2, num_states))]
+
+
+def level_tables(optimizer: str) -> list[Storage]:
+    """The tables of bitsandbytes' optimizers that all weights of one share; empty for others (init_state)."""
+    if not optimizer.endswith("_8bit") or optimizer.startswith("adamw_torch"):
+        return []
+    return _levels(1 if "lion" in optimizer else 2)
+
+
+def has_levels(weight: Weight) -> bool:
+    """Whether a weight's 8-bit states need such tables."""
+    return weight.num_elements >= LEAST_EIGHT_BIT
 
 
 def torchao(record: Recorder, group: Sequence[Weight], first: bool) -> None:

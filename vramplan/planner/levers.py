@@ -71,7 +71,7 @@ class Lever:
         batch = {"micro_batch_size", "gradient_accumulation_steps", "eval_batch_size"}
         same = {
             "checkpointing", "loss", "attention", "offload", "reference", "vllm_share", "verl", "steps_per_generation",
-            "vllm_sync_parts", "rollout_offload", "rollout_batch_size", *batch,
+            "vllm_sync_parts", "rollout_offload", "rollout_batch_size", "offloads_activations", *batch,
         }  # fmt: skip
         # the fused AdamW is offered instead of AdamW's other forms alone
         return self.update.keys() <= same or self.update == {"optimizer": "adamw_torch_fused"}
@@ -210,6 +210,9 @@ def memory_levers(spec: ModelSpec, job: Job, gpu: Gpu, need_bytes: int) -> list[
         lever("--reference precomputed", "no second model beside the one that trains", PASS, reference="precomputed")
     if job.checkpointing == "none":
         lever("--checkpointing full", "layers keep their input only", "about a third more time", checkpointing="full")
+    elif job.layers_of == "torchtune" and job.task is None and not job.offloads_activations:
+        why = "inputs of layers wait in host memory"
+        lever("enable_activation_offloading True", why, "time, host RAM", offloads_activations=True)
     half = "bf16" if gpu.supports("bf16") else "fp16"
     if job.method == "full":
         smaller = (("adafactor", "states of a row and a column"), ("sgd", "no optimizer states"))

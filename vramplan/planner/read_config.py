@@ -114,7 +114,8 @@ def model_of(own_name: str | None, config: ParsedConfig, found: DetectedConfig) 
 def with_own_config(spec: ModelSpec, config: ParsedConfig) -> ModelSpec:
     """The model with what the script writes into its configuration."""
     inputs = MODEL_INPUTS.get(spec.model_type)
-    if not config.model_config or inputs is None or not inputs.hears:
+    hears = inputs is not None and inputs.hears
+    if not config.model_config or not (hears or config.job.get("layers_of") == "torchtune"):
         return spec
     return spec.model_copy(update={"config": {**spec.config, **config.model_config}})
 

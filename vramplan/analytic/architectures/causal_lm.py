@@ -27,8 +27,9 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     net, tape, job, labels = forward.net, forward.tape, forward.job, forward.inputs["labels"]
     architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
-    with tape.on(placement.norm):
+    with tape.on(placement.norm), tape.offloading():
         last = language_model(forward, c)  # the model's output, held to the end
+    with tape.on(placement.norm):
         hidden = decoder.before_head(net, c, last)
     vocabulary, tied = architecture.shape(c).vocabulary, architecture.is_tied(c)
     fused = losses.FUSED.get(job.loss)
@@ -40,7 +41,10 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
         def head(part: Tensor) -> Tensor:
             return decoder.after_head(net, c, net.head(part, vocabulary, tied, decoder.head_bias))
 
-        return ModelOutput(losses.sectioned_cross_entropy(hidden, labels, head), [])
+        states = [hidden]
+        if job.layers_of == "torchtune":  # whose model has returned when the loss begins
+            del hidden, last
+        return ModelOutput(losses.sectioned_cross_entropy(states.pop(), labels, head), [])
     with tape.on(placement.head):
         logits = decoder.after_head(
             net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
@@ -94,7 +98,8 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
         x = decoder.embed(net, c, ops.move(forward.inputs["input_ids"], placement.embed))
     if forward.has_images and crossing is None:
         x = with_images(forward, x)
-    net.embedding_locals = net.embedding_locals or [x]
+    if forward.job.layers_of != "torchtune":  # whose forward has one name for all hidden states
+        net.embedding_locals = net.embedding_locals or [x]
     with tape.on(placement.embed):
         ctx = context(forward, c, x, kinds)
         x = decoder.enter(net, c, x)

@@ -36,11 +36,14 @@ def pre_norm_layer(
     x = net.rms_norm("input_layernorm", x)
     x, *weights = attention(net, c, x, ctx, kind, bias, out_bias, rms_norm if qk_norm else None, scales_queries)
     x = ops.dropout(x, dropout)
+    attended = x if net.of_torchtune else None
     x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
     residual = x
     x = net.rms_norm("post_attention_layernorm", x)
     x = ops.dropout(gated_mlp(net, c, x, c.text("hidden_act", "silu"), mlp_bias), dropout)
-    return ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
+    x = ops.add(residual, ops.scale(x) if scales_residual else x, "residual stream")
+    del attended
+    return x
 
 
 def llama(net: Modules, c: Config, x: Tensor, ctx: Context, kind: LayerKind) -> Tensor:

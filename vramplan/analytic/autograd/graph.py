@@ -16,6 +16,7 @@ from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from vramplan.analytic.autograd.offload import Packed
     from vramplan.analytic.autograd.tape import Tape
     from vramplan.inputs.gpu import Gpu
 
@@ -117,13 +118,15 @@ class Node:
 
     __slots__ = (
         "__weakref__", "attributes", "backward", "card", "chunk", "copies", "edges", "frame", "layer", "module",
-        "num_grads", "run", "saved", "sequence", "slots",
+        "num_grads", "packed", "run", "saved", "sequence", "slots",
     )  # fmt: skip
 
     def __init__(self, tape: Tape, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> None:
         self.edges = [None if tensor.node is None else (tensor.node, tensor.index) for tensor in inputs]
         self.backward = backward
         self.saved: list[LiveStorage | Resident] = []
+        self.packed: list[Packed] = []
+        """Saved tensors that wait in host memory."""
         self.attributes: list[LiveStorage | Resident] = []
         self.frame: CheckpointFrame | None = None  # set with the first saved tensor, whose hooks hold it
         self.slots: list[int] = []
@@ -293,7 +296,9 @@ class CheckpointFrame:
 
     __slots__ = ("autocast", "function", "inputs", "slots", "waiting")
 
-    def __init__(self, function: Callable[..., object], inputs: tuple[Tensor, ...], autocast: str | None) -> None:
+    def __init__(
+        self, function: Callable[..., object], inputs: tuple[Tensor | Packed, ...], autocast: str | None
+    ) -> None:
         self.function = function
         self.inputs = inputs
         self.waiting: list[ReferenceType[Node]] = []

@@ -41,6 +41,7 @@ from vramplan.analytic.autograd.graph import (
     detached,
     leaf,
 )
+from vramplan.analytic.autograd.offload import Offload, Packed
 from vramplan.analytic.autograd.reference_counts import base_holders, holders
 from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
 from vramplan.step_time.kernels import ELEMENTWISE, MATMUL, Kernel
@@ -116,6 +117,8 @@ class Tape:
         self.alone_view = base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
         """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
+        self.offload: Offload | None = None
+        """Where saved tensors wait in host memory."""
 
     @property
     def module(self) -> str:
@@ -227,7 +230,10 @@ class Tape:
         frame = self.frame
         for tensor in tensors:
             if frame is None:
-                node.saved.append(tensor.storage)
+                if self.offload is None:
+                    node.saved.append(tensor.storage)
+                else:
+                    self.offload.save(node, tensor)
                 if isinstance(tensor.storage, LiveStorage):
                     self.kept.update(tensor.storage.ids)
             elif self.recomputing is frame:
@@ -256,7 +262,8 @@ class Tape:
             return function(*inputs)
         if self.reentrant:
             return self._checkpoint_reentrant(function, inputs)
-        frame = CheckpointFrame(function, inputs, self.autocast)
+        saved = inputs if self.offload is None else tuple(map(self.offload.pack, inputs))
+        frame = CheckpointFrame(function, saved, self.autocast)
         for tensor in inputs:
             if isinstance(tensor.storage, LiveStorage):
                 self.kept.update(tensor.storage.ids)
@@ -298,7 +305,7 @@ class Tape:
             result.node, result.index = node, index
         return outputs
 
-    def _recompute(self, frame: CheckpointFrame) -> None:
+    def _recompute(self, frame: CheckpointFrame, node: Node) -> None:
         frame.slots = []
         outer_recomputing, self.recomputing = self.recomputing, frame
         outer_frame, self.frame = self.frame, frame
@@ -306,11 +313,18 @@ class Tape:
         chunk = self.chunk
         try:
             with self.autocasting(frame.autocast):
-                frame.function(*(detached(tensor) for tensor in frame.inputs))
+                frame.function(*(self._again(tensor, node) for tensor in frame.inputs))
         except StopRecompute:
             self.enter(self.phase, self.layer, chunk)
         finally:
             self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
+
+    def _again(self, saved: Tensor | Packed, node: Node) -> Tensor:
+        """An input of a recomputed graph, which a node asks for."""
+        if isinstance(saved, Tensor):
+            return detached(saved)
+        assert self.offload is not None
+        return self.offload.unpacked(saved, node)
 
     def backward(self, phase: str, loss: Tensor) -> None:
         """Run the backward pass from `loss`, section by section."""
@@ -322,6 +336,8 @@ class Tape:
         self.run = 0
         self.enter(phase, None)
         self.leaves.clear()
+        if self.offload is not None:
+            self.offload.end()
         del seed
         self.in_backward, self.card = False, 0
 
@@ -383,10 +399,12 @@ class Tape:
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: incoming gradients and saved tensors are freed after the outputs exist."""
         self._module, self.card = node.module, node.card
+        if self.offload is not None:
+            node.saved += [self.offload.unpack(one, node) for one in node.packed]
         frame = node.frame
         if frame is not None and node.slots:
             if frame.slots is None:
-                self._recompute(frame)
+                self._recompute(frame, node)
                 self._module = node.module
             slots = frame.slots
             assert slots is not None
@@ -401,6 +419,8 @@ class Tape:
         outputs = node.backward(*grads)
         self.applied()
         self.unpacked = None
+        if self.offload is not None:
+            self.offload.has_run(node)
         grads.clear()
         node.saved.clear()
         node.frame = None
@@ -500,6 +520,15 @@ class Tape:
         finally:
             self.training, self.owner = outer, ""
             self.parameters, self.second_parameters = self.second_parameters, self.parameters
+
+    @contextmanager
+    def offloading(self) -> Iterator[None]:
+        """Context in which saved tensors wait in host memory, if they do at all."""
+        if self.offload is not None:
+            self.offload.is_on = self.grad_enabled
+        yield
+        if self.offload is not None:
+            self.offload.is_on = False
 
     @contextmanager
     def on(self, card: int) -> Iterator[None]:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import field
 
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import OF_REFERENCE, SAVED, Parameter, Resident, Tensor, leaf
+from vramplan.analytic.autograd.graph import OF_REFERENCE, SAVED, Parameter, Resident, Stored, Tensor, leaf
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layer_folding import STACK
-from vramplan.analytic.layers import liger, lora, moe_peft
+from vramplan.analytic.layers import dora_torchtune, liger, lora, moe_peft
 from vramplan.analytic.layers.liger_models import LigerLayers
 from vramplan.analytic.layers.lora import Adapter
 from vramplan.analytic.layers.lora_targets import is_saved_name
@@ -49,7 +49,7 @@ class WeightConfig:
     """Ends of the names of modules that train as a copy."""
     saved_dtype: str | None = None
     quantize: str = "none"
-    """Stored form of frozen linear layers: none, int8, nf4, or nf4-double with quantized scales."""
+    """Stored form of frozen linear layers: none, int8, nf4, nf4-double with quantized scales, or nf4-torchao."""
     compute_dtype: str = "bf16"
     """Dtype that quantized layers compute in."""
     input_needs_grad: bool = False
@@ -77,6 +77,8 @@ class Modules:
     """The same of the reference."""
     norms_in_fp32: bool = False
     """Whether RMS norms are cast back after the product with their weight, whatever the model (torchtune)."""
+    of_torchtune: bool = False
+    """Whether layers are torchtune's: what attention returned lives to a layer's end, DoRA is its own."""
     embedded: Parameter | None = None
     """Weight of the first embedding, which a tied head shares."""
     embedded_dtype: str = ""
@@ -166,7 +168,7 @@ class Modules:
         key = (tape.layer, name)
         parameter = tape.parameters.get(key)
         if parameter is None:
-            stored = ops.stored_as(quantize, shape) if quantize != "none" else ()
+            stored = stored_as(quantize, shape, dtype)
             parameter = tape.parameters[key] = Parameter(tape, tape.named(name), shape, dtype, trains, stored, quantize)
         return parameter
 
@@ -200,7 +202,9 @@ class Modules:
         if not self.is_target(name):
             return base_output(x, weight, shift, cached)
         adapter = self.adapter(name, weight, shift)
-        with_adapter = lora.dense if quantize == "none" else lora.quantized
+        with_adapter = lora.dense if quantize in ("none", ops.TORCHAO_NF4) else lora.quantized
+        if self.of_torchtune and self.training.dora:
+            with_adapter = dora_torchtune.directed
         return with_adapter(x, base_output(x, weight, shift, cached), adapter)  # no local holds the base output
 
     def _bias(self, name: str, x: Tensor, weight: Parameter) -> Parameter:
@@ -312,8 +316,18 @@ class Modules:
         return out
 
 
+def stored_as(quantize: str, shape: tuple[int, ...], dtype: str) -> Stored:
+    """The tensors that a weight is stored as; none if it is not quantized."""
+    if quantize == ops.TORCHAO_NF4:
+        return ops.stored_by_torchao(shape, dtype)
+    return () if quantize == "none" else ops.stored_as(quantize, shape)
+
+
 def base_output(x: Tensor, weight: Parameter, bias: Parameter | None, cached: bool) -> Tensor:
     """Output of a dense or quantized linear layer without adapter."""
     if weight.quantize == "none":
         return ops.linear(x, weight, bias, cached=cached)
+    if weight.quantize == ops.TORCHAO_NF4:
+        out = ops.linear_by_torchao(x, weight)
+        return out if bias is None else ops.add(out, bias, "base output with bias")
     return ops.linear_8bit(x, weight) if weight.quantize == "int8" else ops.linear_4bit(x, weight, bias)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CLASSES = {
     "ddp": ("ddp", "Strategy"),
+    "in_backward": ("optimizer_in_backward", "OptimizerInBackward"),
     "device_map": ("device_map_split", "DeviceMap"),
     "zero0": ("zero0", "ZeroStage0"),
     "zero1": ("zero1", "ZeroStage1"),
@@ -36,6 +37,8 @@ def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
     if name == "fsdp":
         whose = "verl_" if job.loss == "log_probs" else "torchtune_" if job.layers_of == "torchtune" else ""
         name = f"{whose if job.fsdp.version == 2 else ''}fsdp{job.fsdp.version}"
+    if job.optimizer_in_backward:
+        name = "in_backward"
     module, class_name = CLASSES[name]
     strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return strategy(step, record, gpu)

@@ -9,6 +9,7 @@ from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, cast
 
+from vramplan.analytic.autograd.ops import TORCHAO_NF4
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.device_map import warmup_bytes
 from vramplan.memory.kernel_buffers import norm_parts
@@ -133,7 +134,10 @@ class Strategy:
         return self.job.prepare_for_kbit_training and not kept
 
     def _loaded(self, one: Placed) -> Sequence[int]:
-        """Load a weight; bitsandbytes quantizes it on the GPU, and its scales (0.50, functional.py: quantize_4bit)."""
+        """Load a weight; bitsandbytes quantizes it on the GPU, and its scales (0.50, functional.py: quantize_4bit).
+
+        So does torchao (0.14.1, dtypes/nf4tensor.py: convert_to_norm_float_weight).
+        """
         weight, record = one.parameter, self.record
         if not weight.stored:
             dtype = self.job.dtype if self._is_cast_by_peft(one) else self.loaded_dtype(one)
@@ -144,6 +148,9 @@ class Strategy:
         if weight.quantize == "nf4-double":  # the scales, and the scales less their mean
             scales = Storage(4 * stored[1].num_bytes, "temporary", "scales to be quantized")
             before += [record.allocate(scales), record.allocate(scales)]
+        if weight.quantize == TORCHAO_NF4:
+            before.append(record.allocate(Storage(size, "temporary", "scaled weight")))
+            before.append(record.allocate(Storage(weight.num_elements, "temporary", "levels of a weight")))
         found = record.allocate_all(stored)
         record.free_all(reversed(before))
         return found

@@ -53,8 +53,12 @@ class Sharded(Strategy):
         """Which of them are in host memory."""
 
     def load(self) -> None:
-        """Load a quantized model whole onto every GPU (transformers 5.23, quantizers/quantizer_bnb_4bit.py)."""
-        if self.job.quantize != "none" and self.job.fsdp.loads_whole_model:
+        """Load a quantized model whole onto every GPU (transformers 5.23, quantizers/quantizer_bnb_4bit.py).
+
+        torchtune quantizes one weight after another and keeps its part (0.6.1, training/_distributed.py:
+        load_from_full_model_state_dict).
+        """
+        if self.job.quantize != "none" and self.job.fsdp.loads_whole_model and self.job.layers_of != "torchtune":
             self.loaded = self.load_whole(self.step.placed)
 
     def loaded_dtype(self, one: Placed) -> str:

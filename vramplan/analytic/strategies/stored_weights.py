@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.autograd.graph import SAVED
-from vramplan.analytic.autograd.ops import packed_as
+from vramplan.analytic.autograd.ops import TORCHAO_NF4, packed_as, sharded_bytes
 from vramplan.analytic.layers.modules import is_norm
 from vramplan.memory.optimizer_steps import Weight
 
@@ -24,8 +24,10 @@ def loaded_dtype(parameter: RecordedWeight, job: Job) -> str:
 
 
 def divided(parameter: RecordedWeight, job: Job) -> Weight:
-    """The tensor that is sharded: the packed one of a quantized weight, whose scales stay whole."""
+    """The tensor that is sharded: of a quantized weight the packed one, whose scales stay whole, but for torchao's."""
     if parameter.quantize == "none":
         return Weight(parameter.name, parameter.shape, loaded_dtype(parameter, job))
+    if parameter.quantize == TORCHAO_NF4:
+        return Weight(parameter.name, (sharded_bytes(parameter.stored),), "uint8")
     shape, dtype = packed_as(parameter.quantize, parameter.shape, job.quant_storage or job.dtype)
     return Weight(parameter.name, shape, dtype)

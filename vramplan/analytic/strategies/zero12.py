@@ -12,9 +12,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.strategies.ddp import Strategy
 from vramplan.analytic.strategies.fsdp import REDUCE
+from vramplan.analytic.strategies.gradient_hooks import GradientHooks
 from vramplan.analytic.strategies.states_on_host import StatesOnHost
 from vramplan.analytic.strategies.stored_weights import loaded_dtype
 from vramplan.dataclass import dataclass
@@ -67,7 +66,7 @@ class Trained:
         return max(0, min(self.offset + self.count, (gpu + 1) * part) - max(self.offset, gpu * part))
 
 
-class ZeroStage(Strategy):
+class ZeroStage(GradientHooks):
     """What stages 1 to 3 have in common: gradients go into a bucket, which is reduced when it is full."""
 
     def __init__(self, step: Step, record: Recorder, gpu: int = 0) -> None:
@@ -82,12 +81,6 @@ class ZeroStage(Strategy):
         """Weights whose gradients wait in the bucket."""
         self.num_filled = 0
         """Their elements."""
-        self.gradients: dict[tuple[int, bool, bool], list[tuple[int, str]]] = {}
-        """For the sections of each pattern: (event, name) of each weight's gradient that a hook takes."""
-        self.arriving: list[tuple[int, str]] = []
-        """Those of the section that runs."""
-        self.num_arrived = 0
-        """How many of them were taken."""
         self.large: list[int] = []
         """Gradients too large for the bucket."""
         self.states = StatesOnHost(record)
@@ -144,35 +137,8 @@ class ZeroStage(Strategy):
         else:
             self.states.leave()
 
-    def run_section(self, piece: UnfoldedSection, events: Sequence[int], offset: int) -> None:
-        self.phase = piece.phase
-        self.arriving, self.num_arrived = self._gradients(piece, events), 0
-        self.stretch(piece, events, offset)
-
-    def stretch(self, piece: UnfoldedSection, events: Sequence[int], offset: int, first: int = 0) -> None:
-        """Record some events of a piece, from its event `first` on, and take each gradient as it is produced."""
-        done, end = 0, first + len(events)
-        for number, name in self.arriving[self.num_arrived :]:
-            if number >= end:
-                break
-            self.num_arrived += 1
-            self.record.extend(events[done : number - first], offset)
-            done = number - first + 1
-            self.arrived(self.trained[piece.layer, name], offset + ~events[done - 1])
-        self.record.extend(events[done:] if done else events, offset)
-
-    def _gradients(self, piece: UnfoldedSection, events: Sequence[int]) -> list[tuple[int, str]]:
-        """The gradients that a hook takes in a section, which is the same for all of its pattern."""
-        gradients = self.gradients.get(piece.pattern)
-        if gradients is None:
-            step, gradients = self.step, []
-            if step.record.gives_gradients and piece.phase.startswith("backward"):
-                storages, source = step.record.storages, step.unfolded.source
-                for number, event in enumerate(events):
-                    if event < 0 and source[~event] in step.record.transient_gradients:
-                        gradients.append((number, storages[source[~event]].module))
-            self.gradients[piece.pattern] = gradients
-        return gradients
+    def take(self, layer: int | None, name: str, gradient: int) -> None:
+        self.arrived(self.trained[layer, name], gradient)
 
     def arrived(self, one: Trained, gradient: int) -> None:
         """Put a weight's gradient into the bucket, or keep it apart if it is too large."""
@@ -208,9 +174,6 @@ class ZeroStage(Strategy):
     def reduce(self, members: list[Trained]) -> None:
         """Record one reduction."""
         raise NotImplementedError
-
-    def drop_gradients(self, offset: int) -> None:
-        """Gradients are freed as they are produced."""
 
 
 class ZeroStage12(ZeroStage):

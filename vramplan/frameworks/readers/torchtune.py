@@ -6,18 +6,18 @@ Mistral and Qwen2 do otherwise (`layers_of`); the others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from vramplan.errors import ConfigError, UnknownNameError, UnsupportedError, setting
 from vramplan.frameworks.framework import Framework, Writer
-from vramplan.frameworks.known_keys import known_keys, refuse_unmodelled
+from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, resolve_version
+from vramplan.frameworks.readers import torchtune_command as command
+from vramplan.frameworks.readers import torchtune_configs as configs
 from vramplan.frameworks.readers import torchtune_recipes as recipes
+from vramplan.frameworks.readers import torchtune_savings as savings
 from vramplan.frameworks.readers.trainer_arguments import DTYPES
-from vramplan.frameworks.settings import ConfigReader, ConfigValue
-from vramplan.frameworks.syntax import argv
+from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import ConfigText, Pairs, allocator_variables, refuse_unwritable
 from vramplan.inputs.catalog import find_model
 from vramplan.inputs.job import Job
@@ -47,14 +47,14 @@ MODELS = {
     "qwen2_5_3b": "Qwen/Qwen2.5-3B",
 }  # fmt: skip
 """Builders whose layers are transformers' Llama, Mistral or Qwen2 (torchtune/models/*/_model_builders.py)."""
+OWN_POSITIONS = {f"Qwen/Qwen2-{size}B": 32_768 for size in ("0.5", "1.5", "7")}
+"""Positions that the builders' tables have, where the model's configuration names others."""
 FAMILIES = (
     "llama3_1", "llama3_2", "llama3_3", "llama3", "llama2", "code_llama2", "mistral", "qwen2_5", "qwen2",
 )  # fmt: skip
 """Modules of the builders, each name before its prefixes."""
 UNMODELLED = ("gemma", "phi", "vision", "reward", "classifier", "t5", "clip", "flux")
 """Parts of the names of builders whose layers are not modelled."""
-VALUELESS = ("standalone", "no_python", "module", "run_path")
-"""Flags of torchrun that take no value."""
 OPTIMIZERS = {
     "torch.optim.AdamW": "adamw_torch",
     "torch.optim.SGD": "sgd",
@@ -85,64 +85,16 @@ NAMES: dict[str, KeyNames] = {
     "dtype": {"bf16": "dtype bf16", **dict.fromkeys(("fp16", "fp32"), "dtype fp32")},
     "lora_dropout": "model.lora_dropout",
     "offload": {"all": "fsdp_cpu_offload True"},
+    "offloads_activations": {True: "enable_activation_offloading True"},
+    "quantize": {"nf4": "model.quantize_base True"},
 }
-
-
-def split(words: Sequence[str]) -> tuple[list[str], dict[str, ConfigValue]]:
-    """Words after ``tune run``: torchrun's flags, the recipe, ``--config NAME``, ``key=value`` and ``~key``.
-
-    Raises:
-        ConfigError: if the configuration is one that torchtune ships, or at a flag with which torchtune stops.
-    """
-    _, settings = argv.split([word for word in words if "=" in word and not word.startswith("-")])
-    rest = [word for word in words if "=" not in word or word.startswith("-")]
-    while rest:
-        word = rest.pop(0)
-        name, mark, value = word.lstrip("-").replace("-", "_").partition("=")
-        if word.startswith("-"):
-            _refuse_flag(word, rest, "recipe" in settings)
-        if word.startswith("-") and not mark:
-            value = rest.pop(0) if rest and name not in VALUELESS else "true"
-        if word.startswith("-"):
-            settings[name] = ConfigValue(value, word.partition("=")[0])
-        elif not word.startswith("~"):
-            settings.setdefault("recipe", ConfigValue(word, "tune run"))
-    recipe = settings.get("recipe")
-    if recipe is not None:
-        settings["recipe"] = recipe._replace(value=PurePosixPath(str(recipe.value)).name.removesuffix(".py"))
-    file = settings.get("config")
-    if recipe is not None and str(settings["recipe"].value) not in recipes.NAMES:  # refused, whatever else it says
-        return [], {"recipe": settings["recipe"]}
-    if file is not None and not str(file.value).endswith((".yaml", ".yml")):
-        raise ConfigError(
-            f"--config {file.value}: is one that torchtune ships; copy it (tune cp {file.value} FILE) and give FILE"
-        )
-    return [], settings
-
-
-def _refuse_flag(word: str, rest: Sequence[str], behind_recipe: bool) -> None:
-    """Refuse a flag with which ``tune run`` stops, where torchrun's and ``--config FILE`` alone are known.
-
-    torchtune 0.6.1, config/_parse.py: parse_known_args, _cli/run.py: _run_cmd.
-
-    Raises:
-        ConfigError: with what to write in its place.
-    """
-    flag, mark, value = word.partition("=")
-    key = flag.lstrip("-")
-    if flag == "--config" and mark:
-        raise ConfigError(f"{word}: torchtune stops at it (the '--config' argument is required); write {flag} {value}")
-    if flag != "--config" and (behind_recipe or key in known_keys(PACKAGE)):
-        value = value if mark else rest[0] if rest and not rest[0].startswith("-") else "true"
-        raise ConfigError(
-            f"{flag}: torchtune stops at it (additional flag arguments not supported); write {key}={value} behind the"
-            " recipe, and torchrun's flags before it"
-        )
 
 
 def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> ParsedConfig:
     """The job of a torchtune configuration."""
     version, where = resolve_version(PACKAGE, framework_version, NEWEST)
+    _note_shipped(config, version)
+    command.refuse_texts(config)
     recipes.refuse_unread(config)
     if config.has("max_new_tokens") and not config.has("batch_size"):  # recipes/configs/generation.yaml
         raise ConfigError(
@@ -152,11 +104,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     refuse_unmodelled(config)
     model, method, is_quantized = _builder(config)
     recipe = recipes.recipe_of(config, method, num_gpus)
-    if is_quantized:
-        raise config.unsupported(
-            "model._component_",
-            "has a base in torchao's NF4, which unpacks each weight through 64-bit indices; that is not modelled yet",
-        )
     checkpointing = "full" if config.boolean("enable_activation_checkpointing", default=False) else "none"
     job: dict[str, Any] = {
         "layers_of": "torchtune",
@@ -169,12 +116,17 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         "optimizer": _optimizer(config),
         "checkpointing": checkpointing,
         "attention": "sdpa",
+        **({"quantize": "nf4"} if is_quantized else {}),
+        **savings.fields(config, recipe),
         **(recipes.preference_fields(config) if recipe.prefers else {"loss": _loss(config)}),
         "batches": "unpadded",
         **(recipes.sharded_fields(config, recipe, model, num_gpus) if recipe.shards else {"num_gpus": 1}),
     }
     if method == "lora":
-        job |= _adapters(config) | {"lora_dtype": job["dtype"]}
+        uses_dora = config.boolean("model.use_dora", default=False)
+        if uses_dora and (recipe.prefers or recipe.shards):
+            raise config.unsupported("model.use_dora", f"(DoRA) in {recipe.name} is not modelled yet")
+        job |= _adapters(config) | {"lora_dtype": job["dtype"], "method": "dora" if uses_dora else "lora"}
     if config.has("tokenizer.max_seq_len"):
         job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
     if config.boolean("dataset.packed", default=False):
@@ -192,7 +144,17 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
     parsed = ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
     parsed.task = "DPO" if recipe.prefers else parsed.task
+    if model in OWN_POSITIONS:
+        parsed.model_config = {"max_position_embeddings": OWN_POSITIONS[model]}
     return parsed
+
+
+def _note_shipped(config: ConfigReader, version: str) -> None:
+    """Say which file the settings are taken from."""
+    name = config.string(configs.NAME)
+    if name is not None:
+        differs = "" if version == NEWEST else f"; that of {version} may differ: give the file itself (tune cp)"
+        config.note("doubt" if differs else "default", "config", f"{name}, as torchtune {NEWEST} ships it{differs}")
 
 
 def _builder(config: ConfigReader) -> tuple[str, str, bool]:
@@ -214,15 +176,8 @@ def _builder(config: ConfigReader) -> tuple[str, str, bool]:
         )
     if bare not in MODELS:
         raise UnknownNameError("torchtune model", bare, MODELS, f"[{config.place('model._component_')}]")
-    adapted = name != bare
-    if adapted and bare.startswith("qwen2_") and not bare.startswith("qwen2_5_"):
-        raise config.unsupported(
-            "model._component_",
-            "holds a table of 32,768 positions in every layer, and the model's configuration names 131,072, which is"
-            " not modelled yet; that of Qwen2.5 is",
-        )
     four = name.startswith("qlora_") or config.boolean("model.quantize_base", default=False)
-    return MODELS[bare], "lora" if adapted else "full", four
+    return MODELS[bare], "full" if name == bare else "lora", four
 
 
 def _dtype(config: ConfigReader) -> str:
@@ -282,7 +237,9 @@ def write(model: str, job: Job) -> ConfigText:
     refuse_unwritable("torchtune", job)
     if job.quantize != "none":
         raise UnsupportedError(
-            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes are not modelled"
+            f"{for_torchtune}: {setting('quantize', job.quantize)}: its quantized recipes run torchao's NF4, not"
+            " bitsandbytes', and need other memory; check the command: tune run lora_finetune_single_device --config"
+            " llama3_1/8B_qlora_single_device"
         )
     method = "full" if job.method == "full" else "lora"
     component = {name: path for path, name in OPTIMIZERS.items()}
@@ -351,7 +308,7 @@ FRAMEWORK = Framework(
     ),
     in_sections=True,
     tells_tasks=True,
-    split=split,
+    split=command.split,
     overrides="hydra",
     writers=(Writer("torchtune", write),),
 )

@@ -78,6 +78,13 @@ def recipe_of(config: ConfigReader, method: str, num_gpus: int) -> Recipe:
         raise config.unsupported("recipe", f"does not train with {loss}")
     if recipe.method != method:
         raise ConfigError(f"recipe {name} does not go with a model that is built for {method}")
+    launched = next((key for key in ("nproc_per_node", "nnodes") if key in config.source.settings), None)
+    if launched is not None and not recipe.shards:  # _cli/run.py: _run_cmd
+        several = next(one.name for one in RECIPES if one[1:3] == recipe[1:3] and one.shards)
+        raise ConfigError(
+            f"{config.place(launched)}: {name} runs on one GPU, torchtune stops at flags of torchrun; leave them out,"
+            f" or run {several}"
+        )
     return recipe
 
 

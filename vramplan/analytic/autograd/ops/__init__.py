@@ -78,6 +78,14 @@ from vramplan.analytic.autograd.ops.matmul import (
     sampled,
 )
 from vramplan.analytic.autograd.ops.quantized import dequantized, linear_4bit, linear_8bit, packed_as, stored_as
+from vramplan.analytic.autograd.ops.quantized_torchao import (
+    NUM_SHARDED,
+    TORCHAO_NF4,
+    linear_by_torchao,
+    sharded_bytes,
+    stored_by_torchao,
+    unpacked_by_torchao,
+)
 from vramplan.analytic.autograd.ops.routing import (
     added_at,
     chosen,
@@ -94,6 +102,8 @@ from vramplan.analytic.autograd.ops.shape import cat, copy, heads_first, part, r
 from vramplan.analytic.autograd.ops.statistics import deviation, divide, sqrt, stack
 
 __all__ = [
+    "NUM_SHARDED",
+    "TORCHAO_NF4",
     "add",
     "add_in_place",
     "add_rows",
@@ -132,6 +142,7 @@ __all__ = [
     "linear",
     "linear_4bit",
     "linear_8bit",
+    "linear_by_torchao",
     "log_sigmoid",
     "low",
     "masked",
@@ -170,6 +181,7 @@ __all__ = [
     "scale_slice",
     "scatter_rows",
     "scattered",
+    "sharded_bytes",
     "shift",
     "sigmoid",
     "silu",
@@ -181,6 +193,7 @@ __all__ = [
     "square",
     "stack",
     "stored_as",
+    "stored_by_torchao",
     "subtract",
     "sum_groups",
     "sum_middle",
@@ -189,6 +202,7 @@ __all__ = [
     "top",
     "total",
     "unbind",
+    "unpacked_by_torchao",
     "where",
     "written",
 ]
