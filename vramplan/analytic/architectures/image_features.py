@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from math import prod
 
@@ -68,8 +69,11 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         if number - len(kinds) - 1 in indices:
             states[number - len(kinds) - 1] = x
 
-        def layer(x: Tensor, own: TowerContext = layer_context(context, kind, job)) -> Tensor:
-            return tower.layer(net, c, x, own)
+        # transformers 5.9 recomputes what FSDP does in front of a layer; verl does not take a newer one
+        shared = None if job.runs_verl else layer_context(context, kind, job)
+
+        def layer(x: Tensor, shared: TowerContext | None = shared, kind: Hashable = kind) -> Tensor:
+            return tower.layer(net, c, x, shared or layer_context(context, kind, job))
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)
         if tower.between is not None and kind:

@@ -76,7 +76,8 @@ class VerlFsdp2(Fsdp2):
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
             self._free_held()
-        if piece.layer is None and not piece.phase.startswith("backward") and self.inside:
+        is_last = piece in self.step.unfolded.ends  # not what lies between a tower and the text
+        if piece.layer is None and not piece.phase.startswith("backward") and self.inside and is_last:
             self._end_forward(events, offset)
             return
         super().run_section(piece, events, offset)
