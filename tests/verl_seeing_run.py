@@ -68,6 +68,7 @@ class SeeingRun(Run):
         def frozen(engine: Any) -> Any:
             model = build(engine)
             model.model.visual.requires_grad_(False)
+            model.disable_input_require_grads()  # which transformers 4 does not ask for with checkpointing
             return model
 
         self.options = {**self.options, "engine": {**self.options.get("engine", {}), "use_orig_params": True}}

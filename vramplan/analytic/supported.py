@@ -352,7 +352,8 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         return
     if tower.wrapped:
         raise UnsupportedError(f"{where}: {tower.wrapped}; use {setting('strategy', 'zero3')}")
-    if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
+    is_mixed = job.method == "full" and {job.vision, job.projector} != {"train"}
+    if job.fsdp.version == 1 and is_mixed and not (job.runs_verl and job.fsdp.use_orig_params):
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"

@@ -22,14 +22,11 @@ def check_verl_images(spec: ModelSpec, model: ModelArchitecture, job: Job) -> No
             f"{setting('images', 0)}: {where} runs its tower on an empty image where a batch has none, which is not"
             f" modelled; use {setting('images', 1)}"
         )
-    if (
-        job.fsdp.version == 1
-        or job.batches == "padded"
-        or job.method != "full"
-        or "frozen" in (job.vision, job.projector)
-    ):
+    is_frozen = job.method == "full" and job.vision != "train"
+    if is_frozen or (job.method != "full" and (job.vision != "frozen" or job.fsdp.version == 1)):
         raise UnsupportedError(
-            f"{where} was compared with images under FSDP 2 without padding and adapters, and with a tower that trains"
+            f"{setting('vision', job.vision)}: {where} was compared with runs that train all of it, and under FSDP 2"
+            " with adapters outside of the tower"
         )
     if job.verl.fused_head is not None:
         raise UnsupportedError(f"{where} with use_fused_kernels was not compared with images; leave it out")

@@ -235,9 +235,6 @@ class VerlFsdp2(Fsdp2):
         if self.job.fsdp.sync_each_batch and not self.offloads:
             self.reduced.add(group)
 
-    def optimizer_name(self) -> str:
-        return self.job.optimizer
-
     def drop_gradients(self, offset: int) -> None:
         super().drop_gradients(offset)
         self.reduced.clear()
