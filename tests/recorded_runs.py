@@ -42,6 +42,8 @@ def model_of(row: dict[str, Any]) -> ModelSpec:
     if "seeing" not in row:
         return spec_of(row["model"], **row["config"])
     spec = spec_for(row["seeing"])
+    if "changes" in row:
+        spec = spec.model_copy(update={"config": {**spec.config, **row["changes"]}})
     if "vocabulary" not in row:
         return spec
     config, size = spec.config, {"vocab_size": row["vocabulary"]}

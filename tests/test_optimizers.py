@@ -122,7 +122,7 @@ def test_names() -> None:
     for name in (*OPTIMIZERS, *ALIASES):
         assert optimizer_of(name.upper())
     for record in OPTIMIZERS.values():
-        assert {record.on_dtensors, record.eight_bit} - {""} <= OPTIMIZERS.keys()
+        assert {record.eight_bit} - {""} <= OPTIMIZERS.keys()
     with pytest.raises(UnsupportedError, match="not modelled yet"):
         optimizer_of("galore_adamw")
     with pytest.raises(UnknownNameError, match="adamw_torch_fused"):

@@ -228,12 +228,12 @@ def test_the_nearest_job(overrides: tuple[str, ...], expected: dict[str, Any]) -
 
 
 def test_the_command_of_a_model_with_images_is_of_text_alone() -> None:
-    """Images under FSDP are not modelled for TRL's trainer either."""
-    text = refusal(*BATCH, f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct")
-    assert "images are not modelled yet in verl's batches" in text
+    """Images under FSDP are not modelled for TRL's trainer."""
+    text = refusal(*BATCH, f"{MODEL}.path=Qwen/Qwen3.5-4B")
+    assert "images of qwen3_5 were not compared with a run of verl's actor" in text
     before, _, command = text.partition("GRPOTrainer on text alone: ")
     assert command.endswith("--images 0 --loss standard"), before
-    estimate("Qwen/Qwen2.5-VL-3B-Instruct", "h100", **nearest(*BATCH), images=0, loss="standard")
+    estimate("Qwen/Qwen3.5-4B", "h100", **nearest(*BATCH), images=0, loss="standard")
 
 
 def test_a_budget_by_set_is_not_asked_about_again() -> None:

@@ -31,16 +31,28 @@ def job(share: float = 0.5, parallel: int = 2, eager: bool = False, sleeps: bool
 
 def test_its_settings_are_read() -> None:
     found = read(from_line(line(*BATCH, SGLANG, f"{ROLLOUT}.enforce_eager=True"), None, {}), 1)
-    assert found.job == {**DEFAULTS, "verl": {**DEFAULTS["verl"], "engine": "sglang", "eager": True}}
+    own = {"engine": "sglang", "eager": True, "texts": 256}  # rollout.max_num_seqs; 1,024 before 0.9.1
+    assert found.job == {**DEFAULTS, "verl": {**DEFAULTS["verl"], **own}}
 
 
 def test_the_share_is_of_what_was_free() -> None:
     """srt/model_executor: (free before the model loads) x share is for its weights and its cache."""
     gpu = find_gpu("h100")
     assert sglang.static_bytes(job(), gpu, 4 * GiB) == (gpu.cuda_total_bytes - 4 * GiB) // 2
-    weights, cache, activations = sglang.awake(job(), gpu, 2 * GiB, 4 * GiB)
+    weights, cache, activations = sglang.awake(job(), gpu, 2 * GiB, 4 * GiB, None)
     assert weights.num_bytes + cache.num_bytes == (gpu.cuda_total_bytes - 4 * GiB) // 2
     assert activations.num_bytes == 8192 * 1.5 * MiB  # srt/server_args.py: chunked_prefill_size 8k below 90 GiB
+
+
+def test_activations_are_those_of_its_layers() -> None:
+    """Of Qwen2.5-7B: in the feed-forward 4 x 3,584 and 3 x 18,944 numbers a token, half of the latter on each of 2."""
+    sizes = sglang.Sizes(3584, 18944, 28 * 128, 4 * 128, 152_064)
+    assert sglang.prefill_bytes(8192, sizes, 1) == 2 * 8192 * (4 * 3584 + 3 * 18944)
+    assert sglang.prefill_bytes(8192, sizes, 2) == 2 * 8192 * (4 * 3584 + 3 * 18944 // 2)
+    whole = sglang.activations(job(parallel=1), find_gpu("h100"), sizes).num_bytes
+    assert whole == sglang.prefill_bytes(8192, sizes, 1) + 3 * 4 * 1024 * 152_064
+    narrow = sizes._replace(intermediate=1024)
+    assert sglang.prefill_bytes(1, narrow, 1) == 2 * (3 * 3584 + 2 * 28 * 128 + 2 * 4 * 128)
 
 
 @pytest.mark.parametrize(

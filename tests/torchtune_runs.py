@@ -28,7 +28,7 @@ CASES: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     (*SHALLOW, {"micro_batch_size": 1}),
     (*SHALLOW, {"dtype": "fp32", "lora_dtype": "fp32"}),
     (*SHALLOW, {"lora_targets": ("q_proj", "v_proj"), "lora_rank": 32, "lora_dropout": 0.1}),
-    (*SHALLOW, {"optimizer": "adamw_torch", "sequence_length": 1000, "micro_batch_size": 3}),
+    (*SHALLOW, {"optimizer": "adamw_torch_loop", "sequence_length": 1000, "micro_batch_size": 3}),
     (*SHALLOW, {"checkpointing": "none"}),
     ("mistral-7b-v0.3", {LAYERS: 5}, {}),
     ("mistral-7b-v0.3", {LAYERS: 5}, {"sequence_length": 1024, "gradient_accumulation_steps": 8}),

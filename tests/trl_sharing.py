@@ -94,6 +94,7 @@ def cases() -> Iterator[dict[str, Any]]:
         (SHALLOW_UNTIED, "full", "dpo", 2),
     ):
         yield case(model, "zero1", method, task, zero={"overlap_comm": True}, gradient_accumulation_steps=steps)
+    yield case(SHALLOW_UNTIED, "fsdp2", "full", None, optimizer="adamw_torch")
 
 
 def recorded() -> list[dict[str, Any]]:

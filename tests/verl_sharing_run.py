@@ -46,13 +46,9 @@ class Run:
     """The engines of a job, and what they do in a step."""
 
     def __init__(self, spec: ModelSpec, job: Job, options: dict[str, Any]) -> None:
-        from transformers import AutoConfig
-
         self.job, self.options, self.module = job, options, engines()
         self.peaks = Peaks()
-        self.config = AutoConfig.for_model(**{**spec.config, "model_type": spec.model_type})
-        self.config._attn_implementation = "flash_attention_2"
-        self.config.architectures = spec.config.get("architectures") or ["LlamaForCausalLM"]
+        self.config = self.configuration(spec)
         self.length, self.fused = job.sequence_length, job.verl.fused_head
         self.peaks.enter("loaded")
         self.reference = self.engine(False) if job.reference == "model" else None
@@ -60,9 +56,23 @@ class Run:
         self.actor = self.engine(True)
         torch.cuda.empty_cache()
 
+    def configuration(self, spec: ModelSpec) -> Any:
+        """The model's configuration, as read from its folder."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.for_model(**{**spec.config, "model_type": spec.model_type})
+        config._attn_implementation = "flash_attention_2"
+        config.architectures = spec.config.get("architectures") or ["LlamaForCausalLM"]
+        return config
+
+    @property
+    def removes_padding(self) -> bool:
+        """Whether the samples of a micro-batch are one row."""
+        return self.job.batches != "padded"
+
     def engine(self, trains: bool, model_type: str = "language_model") -> Any:
         """An engine, initialized as its worker does."""
-        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification
         from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig
 
         job, critic = self.job, self.job.verl.critic
@@ -86,8 +96,8 @@ class Run:
         lora = job.lora_rank if job.method == "lora" and model_type == "language_model" and trains else 0
         model = Settings(
             hf_config=self.config, model_type=model_type, local_path="", trust_remote_code=False, lora_rank=lora,
-            lora_alpha=16, target_modules="all-linear", target_parameters=None, exclude_modules=None, lora={},
-            use_remove_padding=True, use_fused_kernels=self.fused is not None, use_liger=False,
+            lora_alpha=16, target_modules="all-linear", target_parameters=None, exclude_modules=self.excluded,
+            lora={}, use_remove_padding=self.removes_padding, use_fused_kernels=self.fused is not None, use_liger=False,
             fused_kernel_options={"impl_backend": self.fused}, enable_activation_offload=False,
             enable_gradient_checkpointing=(own if own is critic else job).checkpointing == "full",
             get_processor=lambda: None,
@@ -97,16 +107,25 @@ class Run:
         made = getattr(self.module, name)(model, FSDPEngineConfig(**settings), optimizer, SimpleNamespace())
         made.compute_entropy_from_logits = Entropies.apply
         with contextlib.ExitStack() as stack:
-            for kind in (AutoModelForCausalLM, AutoModelForTokenClassification):
+            for kind in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification):
                 stack.enter_context(mock.patch.object(kind, "from_pretrained", functools.partial(from_config, kind)))
             made.initialize()
         return made
+
+    excluded: str | None = None
+    """Modules without adapters."""
+
+    def inputs(self, samples: int) -> dict[str, Any]:
+        """What the model is given of so many samples."""
+        ids = [torch.full((self.length,), 3 + torch.distributed.get_rank())] * samples
+        positions = [torch.arange(self.length)] * samples
+        made = {"input_ids": ids, "position_ids": positions}
+        return {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in made.items()}
 
     def data(self, samples: int, micro_batch: int) -> Any:
         """As the trainer sends it."""
         from verl.utils import tensordict_utils as tu
 
-        rank = torch.distributed.get_rank()
         prompt = self.job.prompt_length or self.length // 4
         answer = self.length - prompt
 
@@ -115,10 +134,8 @@ class Run:
                 [torch.full((size,), value, dtype=dtype)] * samples, layout=torch.jagged
             )
 
-        positions = torch.nested.as_nested_tensor([torch.arange(self.length)] * samples, layout=torch.jagged)
         tensors = {
-            "input_ids": nested(3 + rank, self.length),
-            "position_ids": positions,
+            **self.inputs(samples),
             "prompts": nested(3, prompt),
             "responses": nested(3, answer),
             "response_mask": nested(1, answer),
@@ -129,7 +146,7 @@ class Run:
             tensors,
             {
                 "temperature": TEMPERATURE, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": micro_batch,
-                "use_remove_padding": True, "use_fused_kernels": self.fused is not None,
+                "use_remove_padding": self.removes_padding, "use_fused_kernels": self.fused is not None,
                 "global_batch_size": samples, "calculate_entropy": False,
             },
         )  # fmt: skip
@@ -235,16 +252,16 @@ def observe(engine: Any, peaks: Peaks) -> None:
     engine.forward_step, engine.optimizer_step = forward_step, optimizer_step
 
 
-def main() -> int:
-    """Run the row that is given, and print rank 0's peaks."""
+def main(kind: type[Run] = Run) -> int:
+    """Run the row that is given, and print the peaks of rank 0, or of the one that the row names."""
     row = json.loads(sys.argv[1])
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
     with contextlib.ExitStack() as stack:
         stack.enter_context(flash_attn_stub.installed())
-        found = Run(model_of(row), job_of(row), row.get("options", {})).go()
-    if rank == 0:
+        found = kind(model_of(row), job_of(row), row.get("options", {})).go()
+    if rank == row.get("rank", 0):
         print("PEAKS " + json.dumps(found), flush=True)
     os._exit(0)
 

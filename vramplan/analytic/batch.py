@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from vramplan.analytic.architectures import verl_images
 from vramplan.analytic.architectures.forward_pass import ForwardPass
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Tensor
@@ -91,6 +92,9 @@ def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> F
     """The forward of a step on a batch; under verl's sequence parallelism on one GPU's part of its tokens."""
     gpus = setting.job.verl.sequence_parallel
     inputs = batch.inputs
+    if setting.job.runs_verl and setting.vision is not None and setting.has_images:
+        shape = inputs["input_ids"].shape
+        inputs = inputs | verl_images.sent_to_gpu(net.tape, setting.job, setting.vision, shape)
     if gpus > 1:
         inputs = {name: own_tokens(inputs[name], gpus) for name in SHARED if name in inputs}
     return ForwardPass(

@@ -11,8 +11,8 @@ from vramplan.inputs.job_values import PPO_TRAINERS, ROLLOUTS
 from vramplan.inputs.task_rules import OF_FRAMEWORKS
 
 SGLANG_REPORTS = (
-    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, its activations"
-    " may take less, and graphs of a large mixture more"
+    ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, and graphs of a"
+    " large mixture may take more"
 )
 
 

@@ -115,6 +115,8 @@ def with_images_in_prompt(job: Job, image: ProcessedImage) -> Job:
     Raises:
         ConfigError: for a prompt with less tokens than its images.
     """
+    if job.runs_verl and job.joins_samples:  # a row of several prompts
+        return job
     if job.loss == "logits_to_keep" and job.task in ("dpo", "kto"):  # left out by ms-swift under transformers 4
         return job.model_copy(update={"prompt_length": None})
     tokens = job.pictures * image.all_tokens

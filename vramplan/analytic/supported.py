@@ -10,6 +10,7 @@ from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.not_compared import hook_of_template, not_compared, shards_columns
 from vramplan.analytic.supported_adapters import check_older_mixture
 from vramplan.analytic.supported_sequence import check_sequence_parallel
+from vramplan.analytic.supported_verl import check_verl_images
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.input_checks import check_inputs
@@ -126,6 +127,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     check_older_mixture(spec, job)
     check_kept_keys(spec, model, job)
     check_sequence_parallel(spec, model, job)
+    check_verl_images(spec, model, job)
     if job.task == "reward" and job.loss == "standard" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"
@@ -350,7 +352,8 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         return
     if tower.wrapped:
         raise UnsupportedError(f"{where}: {tower.wrapped}; use {setting('strategy', 'zero3')}")
-    if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
+    is_mixed = job.method == "full" and {job.vision, job.projector} != {"train"}
+    if job.fsdp.version == 1 and is_mixed and not (job.runs_verl and job.fsdp.use_orig_params):
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"

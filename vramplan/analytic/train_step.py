@@ -83,6 +83,9 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
         steps_inside = job.strategy.startswith("zero") and number == micro_steps - 1
         if job.loop == "trainer" and not steps_inside:  # training_step returns loss.detach(): the graph goes at once
             loss = None
+        # verl's forward_backward_batch has returned before the optimizer's step (0.9.1, workers/engine/fsdp)
+        if job.runs_verl and job.verl.logits != "in_place" and number == micro_steps - 1:
+            loss = None
     tape.enter("end", None)
     finish = finish_of(job)
     if finish is not None:

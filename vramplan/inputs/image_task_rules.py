@@ -10,7 +10,7 @@ from vramplan.inputs.task_rules import TRL_TASKS
 WITH_IMAGES: dict[str, tuple[Loss, ...]] = {
     "dpo": ("chunked", "log_softmax", "logits_to_keep"),
     "kto": ("chunked", "log_softmax"),
-    "grpo": ("chunked", "logits_to_keep"),
+    "grpo": ("chunked", "logits_to_keep", "log_probs"),
     "rloo": ("chunked",),
 }
 """The losses that are modelled of batches with images; the first is that of TRL 1.16."""
@@ -23,6 +23,10 @@ def sees(job: Job) -> bool:
 
 OF_SWIFTS_GRPO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """Types of models that ms-swift's GRPO was compared of; its templates do something of their own for each."""
+
+
+OF_VERL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Types of models whose forward verl's actor replaces, and that were compared with its runs."""
 
 
 def runs_swift(job: Job) -> bool:
@@ -40,6 +44,8 @@ def is_compared(job: Job, model_type: str) -> bool:
 
     Under DeepSpeed it has a forward of its own for Qwen3-VL (model/models/qwen.py: _compat_qwen3_vl_mixed_data).
     """
+    if job.runs_verl and job.pictures:
+        return model_type in OF_VERL
     if not (runs_swift(job) and job.pictures):
         return True
     if model_type == "qwen3_vl" and job.strategy.startswith("zero"):
@@ -51,7 +57,7 @@ def is_compared(job: Job, model_type: str) -> bool:
 
 def _is_compared_sharded(job: Job) -> bool:
     """Whether the trainer of a task was run with images under ZeRO-3 or FSDP 2."""
-    return job.loss == "chunked" or (job.strategy == "zero3" and runs_swift(job))
+    return job.loss == "chunked" or (job.strategy == "zero3" and runs_swift(job)) or job.runs_verl
 
 
 IMAGE_TASK_RULES = (
@@ -72,12 +78,19 @@ IMAGE_TASK_RULES = (
         "{task} with {videos}: TRL's trainers take images alone; use {images}",
     ),
     Rule(
+        lambda job: job.videos > 0 and job.runs_verl,
+        UNSUPPORTED,
+        "{task} {loss} with {videos} was not compared with a run of verl; use {images=1}",
+    ),
+    Rule(
         lambda job: job.videos > 0 and runs_swift(job),
         UNSUPPORTED,
         "{task} {loss} with {videos} was not compared with a run of ms-swift; use {images=1}",
     ),
     Rule(
-        lambda job: sees(job) and job.joins_samples and not (runs_swift(job) and job.task == "dpo"),
+        lambda job: (
+            sees(job) and job.joins_samples and not (runs_swift(job) and job.task == "dpo") and not job.runs_verl
+        ),
         UNSUPPORTED,
         "{batches} with {task} and {images} was not compared with a run of its trainer; use {batches=padded}",
     ),

@@ -29,6 +29,8 @@ def task_inputs(job: Job, images: ImageRows | None = None) -> list[Input]:
     inputs = _texts_of(job)
     if images is None or not job.pictures:
         return inputs
+    if job.runs_verl:
+        return [_of_images(one) if one.name == "position_ids" else one for one in inputs]
     rows = 2 if job.task in PAIRS else 1
     if images.token_types:
         inputs += [
@@ -88,6 +90,11 @@ def of_verl(job: Job) -> list[Input]:
     numbers = ("values", "returns") if job.is_verl_critic else ("old_log_probs", "advantages")
     whole = [Input(name, (job.row_length,)) for name in names]
     return whole + [Input(name, (job.row_length,), "fp32") for name in numbers]
+
+
+def _of_images(positions: Input) -> Input:
+    """Positions in the text and in images, of which there are three; the images themselves wait in host memory."""
+    return positions._replace(shape=(4, *positions.shape), stacked=False)
 
 
 def _names(job: Job) -> tuple[str, ...]:

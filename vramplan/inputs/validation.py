@@ -116,7 +116,7 @@ STRATEGY_RULES = (
         lambda job: (
             job.layers_of == "torchtune"
             and job.strategy == "fsdp"
-            and job.optimizer not in ("adamw_torch_fused", "adamw_torch", "sgd", "sgd_momentum")
+            and job.optimizer not in ("adamw_torch_fused", "adamw_torch", "adamw_torch_loop", "sgd", "sgd_momentum")
         ),
         UNSUPPORTED,
         "{optimizer} on weights that torchtune shards was not compared with a run; use {optimizer=adamw_torch_fused}",

@@ -84,6 +84,8 @@ class Verl(Record):
     """MiB of the bucket in which weights go to vLLM (``update_weights_bucket_megabytes``)."""
     engine: Literal["vllm", "sglang"] = "vllm"
     """What generates (``rollout.name``); the job's fields of vLLM are SGLang's as well."""
+    texts: int = field(default=1024, gt=0, le=1 << 24)
+    """Texts that SGLang generates at a time at most (``rollout.max_num_seqs``)."""
     eager: bool = False
     """Whether SGLang has no CUDA graphs (``rollout.enforce_eager``)."""
 

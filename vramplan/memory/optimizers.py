@@ -49,9 +49,6 @@ class Optimizer:
     torch_class: str = ""
     """Name in torch.optim of an optimizer that transformers' `optim` cannot name."""
     torch_arguments: Mapping[str, Any] = field(default_factory=dict)
-    on_dtensors: str = ""
-    """The optimizer whose step runs instead on FSDP2's DTensors, which foreach kernels do not take (torch 2.13,
-    optim/optimizer.py: _foreach_supported_types)."""
     eight_bit: str = ""
     """The optimizer of the same rule with 8-bit states."""
     matrices_only: bool = False
@@ -102,12 +99,12 @@ _RECORDS = (
         eight_bit="adamw_8bit",
     ),
     Optimizer(
-        name="adamw_torch",  # with foreach kernels
+        # with foreach kernels, which take FSDP 2's DTensors too (torch 2.13, distributed/tensor/__init__.py)
+        name="adamw_torch",
         step=steps.adamw_foreach,
         state_passes=12,
         launches_per_weight=0.2,
         aliases=("adamw_hf",),
-        on_dtensors="adamw_torch_loop",
         eight_bit="adamw_8bit",
     ),
     Optimizer(

@@ -133,8 +133,8 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
     if not is_compared(complete, spec.model_type):
         raise UnsupportedError(
             name_settings(
-                f"{{task}} {{loss}} with images of {spec.model_type} was not compared with a run of ms-swift;"
-                " use {loss=chunked}, TRL's own trainer",
+                f"{{task}} {{loss}} with images of {spec.model_type} was not compared with a run of"
+                f" {'verl' if complete.runs_verl else 'ms-swift'}; use {{loss=chunked}}, TRL's own trainer",
                 complete,
             )
         )

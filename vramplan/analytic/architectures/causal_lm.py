@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vramplan.analytic.architectures import verl_images
 from vramplan.analytic.architectures.decoder import Decoder
 from vramplan.analytic.architectures.forward_pass import ForwardPass, ModelOutput
 from vramplan.analytic.architectures.image_features import image_features
@@ -168,6 +169,8 @@ def across_images(forward: ForwardPass) -> CrossAttentionInput | None:
 def with_images(forward: ForwardPass, x: Tensor) -> Tensor:
     """The embeddings of image tokens replaced by the features of the images (LlavaModel.forward)."""
     assert forward.vision is not None
+    if forward.job.runs_verl:
+        return verl_images.with_images(forward, x, pixels_of(forward))
     if not (runs_swift(forward.job) and forward.vision.tower.of_swift == "hook"):
         return _merged(forward, x)
     with forward.tape.autocasting(None):  # accelerate wraps forward(), in front of which the hook runs
@@ -208,6 +211,8 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     ctx.sequence_parallel = job.verl.sequence_parallel
     ctx.repeats_heads = job.layers_of == "torchtune"
     ctx.liger_rope = net.liger.rope
+    if job.runs_verl:
+        verl_images.set_attention(forward, ctx)
     ctx.mixer_packages = job.mixer_kernels == "packages"
     drops = tape.training and (tape.drops or not decoder.attention_dropout_is_layer)
     ctx.attention_dropout = c.number(*decoder.attention_dropout) if drops else 0.0
@@ -245,6 +250,7 @@ def add_rotary_tables(forward: ForwardPass, c: Config, x: Tensor, ctx: Context, 
         taken = ops.move(x, gpu), None if ctx.positions is None else ops.move(ctx.positions, gpu)
         # generate makes positions of each row's mask
         rows = batch if "position_ids" in forward.inputs or rotary.per_row or forward.past is not None else 1
+        rows *= ctx.positions_of_images
         for sliding in slides_of(kinds):
             if ctx.cos and not rotary.per_kind:
                 ctx.cos[sliding], ctx.sin[sliding] = next(iter(ctx.cos.values())), next(iter(ctx.sin.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from math import prod
 
@@ -45,13 +46,16 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         pixels = in_one_row(pixels, given.dtype if tower.drops_empty else None)
     if tower.drops_empty:  # and the mask of pixels as well
         pixel_mask = tape.empty((pixels.shape[0], *pixels.shape[2:]), "int64", "masks of all tiles")
-    if tower.holds_cast:
+    if tower.holds_cast and not job.runs_verl:
         tape.module = "inputs"
         pixels = ops.to(pixels, given.dtype, "pixels in the model's dtype")
-    x = tower.embed(net, c, vision.image, pixels)
+    # verl calls the tower itself, and the cast is that of the embedding
+    x = tower.embed(net, c, vision.image, ops.to(pixels, given.dtype) if job.runs_verl else pixels)
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     of_swift = tower.of_swift != "" and runs_swift(job)
     needs_grad = given.input_needs_grad and not (of_swift and runs_without_graph(job))
+    if job.runs_verl and job.method == "full":  # a frozen tower is of verl 0.7, which takes transformers 4: no hook
+        needs_grad = False
     hooked = tower.hooked
     if of_swift:  # by name (model/models/qwen.py: patch_get_input_embeddings)
         hooked = "patches"
@@ -59,6 +63,9 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     context = TowerContext(Context(job.attention, forward.fused), vision.image, images)
     if tower.place is not None:
         x = tower.place(net, c, context, x)
+    if job.runs_verl and context.cos is not None:  # named by the tower's forward until it is over (transformers 5.9)
+        *rows, dim = context.cos.shape
+        net.tower_locals += [tape.empty((*rows, width), "fp32", "rotary angles") for width in (dim // 2, dim)]
     x = given_a_gradient(x, needs_grad and hooked == "placed")
     indices, states = tower.chosen(whole), {}
     if tower.holds_first:
@@ -68,8 +75,11 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
         if number - len(kinds) - 1 in indices:
             states[number - len(kinds) - 1] = x
 
-        def layer(x: Tensor, own: TowerContext = layer_context(context, kind, job)) -> Tensor:
-            return tower.layer(net, c, x, own)
+        # transformers 5.9 recomputes what FSDP does in front of a layer; verl does not take a newer one
+        shared = None if job.runs_verl else layer_context(context, kind, job)
+
+        def layer(x: Tensor, shared: TowerContext | None = shared, kind: Hashable = kind) -> Tensor:
+            return tower.layer(net, c, x, shared or layer_context(context, kind, job))
 
         x = tape.checkpoint(layer, x) if job.checkpointing == "full" and tower.checkpoints else layer(x)
         if tower.between is not None and kind:

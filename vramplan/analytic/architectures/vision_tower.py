@@ -175,6 +175,8 @@ def in_one_row(pixels: Tensor, dtype: str | None) -> Tensor:
 
 def joined(net: Modules, x: Tensor) -> Tensor:
     """``torch.cat(features)`` of all images; the outer forward keeps each image's."""
+    if not net.joins_images:
+        return x
     net.multimodal_locals.append(x)
     net.tape.module = "inputs"
     return ops.copy(x, "features of all images")

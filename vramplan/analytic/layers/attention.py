@@ -132,6 +132,8 @@ def fused(
 def flash_package(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
     """flash_attention_2: the flash kernel; padding is removed before and restored after."""
     q, k, v = (ops.low(x) for x in (q, k, v))
+    if ctx.copies_heads and ctx.joins_rows:
+        k, v = (ops.copy(x, "heads of all queries made contiguous") for x in (k, v))
     if not ctx.padded:
         return kernels.flash_attention(q, k, v, None, ctx.causal, splits=not ctx.attention_dropout, package=True)
     q, k, v = (ops.scale(x, "unpadded copy") for x in (q, k, v))
@@ -232,6 +234,8 @@ def attention(
     if scales_queries:
         q = ops.mul(q, temperatures(q, ctx), "scaled queries")
     k, v = update_cache(k, v, ctx, kind)
+    if ctx.copies_heads:
+        k, v = ops.repeat_heads(k, heads.query // heads.key), ops.repeat_heads(v, heads.query // heads.key)
     softcap = scores or Softcap(caps=c.get("attn_logit_softcapping") is not None)
     out, *attention_locals = attend(q, k, v, ctx, kind, contiguous, softcap)
     out = net.linear("self_attn.o_proj", out, width, out_bias)

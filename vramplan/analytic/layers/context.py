@@ -80,6 +80,12 @@ class Context:
     """Whether a token attends only to those before it."""
     repeats_heads: bool = False
     """Whether keys and values are copied for every query head, mask or not (torchtune 0.6.1, modules/attention.py)."""
+    copies_heads: bool = False
+    """The same in front of FlashAttention, of Qwen2-VL in verl."""
+    joins_rows: bool = False
+    """Whether these copies are made contiguous, as the samples of a row are told apart."""
+    positions_of_images: int = 1
+    """Tables of cosines and sines, which each layer joins to one if they are several."""
     attention_dropout: float = 0.0
     cache: list[Tensor] | None = None
     """Keys and values of all layers, if the model fills a cache (DynamicCache.update concatenates them to its own)."""

@@ -89,6 +89,8 @@ class Modules:
     """What a hook in front of the outer model made of its inputs, held until that has its outputs (ms-swift)."""
     multimodal_locals: list[Tensor] = field(default_factory=list)
     """Tensors held by the multimodal wrapper's forward() until it returns."""
+    joins_images: bool = True
+    """Whether the features of all images are concatenated."""
     tower_locals: list[Tensor] = field(default_factory=list)
     """Tensors held by the vision tower's forward() until it returns."""
     deep: list[Tensor] = field(default_factory=list)

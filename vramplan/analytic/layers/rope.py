@@ -61,11 +61,19 @@ def rotary(q: Tensor, k: Tensor, ctx: Context, kind: LayerKind) -> tuple[Tensor,
     if not kind.rotary:
         return q, k
     cos, sin = ctx.cos[kind.sliding], ctx.sin[kind.sliding]
+    if ctx.positions_of_images > 1:
+        cos, sin = (joined_positions(one, ctx.positions_of_images) for one in (cos, sin))
     if ctx.liger_rope:
         rotated_q, rotated_k = liger.rotary(q, k, cos, sin, False, heads_first_grads(q, k.shape[2], ctx, kind))
         return rotated_q, rotated_k
     rotated_q = rotate(q, cos, sin)
     return rotated_q, rotate(k, cos, sin)
+
+
+def joined_positions(table: Tensor, positions: int) -> Tensor:
+    """A table whose columns are those of several positions (transformers 5.9: apply_multimodal_rotary_pos_emb)."""
+    rows, *others = table.shape
+    return table.tape.empty((rows // positions, *others), table.dtype, "rotary table of a layer")
 
 
 def heads_first_grads(q: Tensor, key_heads: int, ctx: Context, kind: LayerKind) -> tuple[bool, bool]:

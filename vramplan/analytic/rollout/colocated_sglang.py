@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from vramplan.analytic.layers.context import heads_of
 from vramplan.analytic.unfolded_step import Step
 from vramplan.errors import ConfigError, setting
 from vramplan.inputs.gpu import Gpu
@@ -39,7 +40,27 @@ def sglang_awake(step: Step, weight_bytes: int) -> list[Storage]:
     """
     loaded = loaded_bytes(step)
     check_share(step.job, step.card, weight_bytes, loaded)
-    return sglang.awake(step.job, step.card, weight_bytes, loaded)
+    return sglang.awake(step.job, step.card, weight_bytes, loaded, sizes_of(step))
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def sizes_of(step: Step) -> sglang.Sizes | None:
+    """The sizes of a dense model's layers; None for others."""
+    config = step.setting.config
+    widths = [config.get(name) for name in ("hidden_size", "intermediate_size")]
+    if any(config.get(name) for name in EXPERTS) or not all(isinstance(width, int) for width in widths):
+        return None
+    heads = heads_of(config)
+    vocabulary = step.setting.architecture.shape(config).vocabulary
+    return sglang.Sizes(
+        config.count("hidden_size"),
+        config.count("intermediate_size"),
+        heads.query * heads.dim,
+        heads.key * heads.dim,
+        vocabulary,
+    )
 
 
 def check_share(job: Job, gpu: Gpu, weight_bytes: int, loaded: int) -> None:

@@ -276,7 +276,8 @@ def _scored(job: Job) -> Job:
     if tokens is None:
         return job
     if job.batches == "packed":
-        return job.model_copy(update={"sequence_length": tokens})
+        images = ceil_div(job.images * tokens, job.sequence_length)
+        return job.model_copy(update={"sequence_length": tokens, "images": images})
     return job.model_copy(update={"micro_batch_size": tokens // job.sequence_length})
 
 

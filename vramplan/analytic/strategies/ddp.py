@@ -227,10 +227,10 @@ class Strategy:
         """One optimizer step."""
         self.update(self.step.updated, first)
 
-    def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
-        """Update these weights by the job's optimizer, or another."""
+    def update(self, weights: list[Weight], first: bool) -> None:
+        """Update these weights."""
         record = self.record
-        step = optimizer_of(optimizer or self.job.optimizer).step_in(self.job.loop)
+        step = optimizer_of(self.job.optimizer).step_in(self.job.loop)
         if self.job.loop == "trainer" and self.job.value_model is None:  # clip_grad_norm_
             norm = Storage(4, "temporary", "gradient norms", "scalar")
             norms: list[int] = []

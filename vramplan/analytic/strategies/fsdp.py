@@ -95,9 +95,9 @@ class Sharded(Strategy):
                 self.own_parts[name] = [record.allocate(record.kinds[record.kind_of[number]]) for number in numbers]
                 self.parked.remove(name)
 
-    def update(self, weights: list[Weight], first: bool, optimizer: str | None = None) -> None:
+    def update(self, weights: list[Weight], first: bool) -> None:
         earlier = len(self.record.kind_of)
-        super().update(weights, first, optimizer)
+        super().update(weights, first)
         if first and self.job.verl.in_host_memory:
             added = range(earlier, len(self.record.kind_of))
             kinds, kind_of = self.record.kinds, self.record.kind_of

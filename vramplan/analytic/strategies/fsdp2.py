@@ -20,7 +20,6 @@ from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER, REDUCE, Sharded, 
 from vramplan.inputs.task_rules import LOSS_OUTSIDE
 from vramplan.inputs.tasks import has_language_head
 from vramplan.memory.optimizer_steps import Weight
-from vramplan.memory.optimizers import optimizer_of
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, ceil_div
@@ -429,8 +428,4 @@ class Fsdp2(Sharded):
         if self.offloads:
             self.sent.updated_on_host += sum(share.num_elements for share, one in pairs if one.parameter.trains)
             return
-        self.update([share for share, one in pairs if one.parameter.is_reached], first, self.optimizer_name())
-
-    def optimizer_name(self) -> str:
-        """The optimizer as it runs on DTensors: accelerate's does not find kernels for lists of them."""
-        return optimizer_of(self.job.optimizer).on_dtensors or self.job.optimizer
+        self.update([share for share, one in pairs if one.parameter.is_reached], first)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramplan.analytic.strategies.fsdp2 import Fsdp2, Group
+from vramplan.analytic.strategies.fsdp2 import Group
 from vramplan.analytic.strategies.fsdp2_verl import HEAD, VerlFsdp2
 
 
@@ -38,9 +38,6 @@ class TorchtuneFsdp2(VerlFsdp2):
         """A head of its own waits for the gradient of logits before they were converted to fp32."""
         begin, end = super()._head_in_backward(events)
         return (self._allocated(events, HEAD)[0], end) if self.behind else (begin, end)
-
-    def optimizer_name(self) -> str:
-        return Fsdp2.optimizer_name(self)
 
     def _prepare_backward(self, group: Group) -> None:
         """Gather a head of sections alone: the forward before that of its last section is its own."""

@@ -76,7 +76,8 @@ class VerlFsdp2(Fsdp2):
         if piece.phase != self.phase:
             self.phase, self.inside = piece.phase, False
             self._free_held()
-        if piece.layer is None and not piece.phase.startswith("backward") and self.inside:
+        is_last = piece in self.step.unfolded.ends  # not what lies between a tower and the text
+        if piece.layer is None and not piece.phase.startswith("backward") and self.inside and is_last:
             self._end_forward(events, offset)
             return
         super().run_section(piece, events, offset)
@@ -233,9 +234,6 @@ class VerlFsdp2(Fsdp2):
         record.free(last)  # the loop still names it
         if self.job.fsdp.sync_each_batch and not self.offloads:
             self.reduced.add(group)
-
-    def optimizer_name(self) -> str:
-        return self.job.optimizer
 
     def drop_gradients(self, offset: int) -> None:
         super().drop_gradients(offset)

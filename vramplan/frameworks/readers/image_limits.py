@@ -69,4 +69,6 @@ def _has_room(spec: ModelSpec, side: int, job: dict[str, Any]) -> bool:
         processed = process_image(spec, Size(side, side), Limits())
     except ConfigError:
         return False
+    if job.get("loss") == "log_probs":  # of verl, whose prompts have the tokens of their image
+        return bool(processed.all_tokens < job["prompt_length"])
     return bool((job.get("images") or 1) * processed.all_tokens < job["sequence_length"])

@@ -196,8 +196,10 @@ def _optimizer(config: ConfigReader) -> str:
         raise config.unsupported("optimizer._component_", f"is not modelled yet; modelled: {', '.join(OPTIMIZERS)}")
     if OPTIMIZERS[path] == "sgd" and config.number("optimizer.momentum", default=0.0) > 0:
         return "sgd_momentum"
-    fused = path == "torch.optim.AdamW" and config.boolean("optimizer.fused", default=False)
-    return "adamw_torch_fused" if fused else OPTIMIZERS[path]
+    if path != "torch.optim.AdamW" or not config.has("optimizer.fused"):
+        return OPTIMIZERS[path]
+    # a value of `fused` leaves `foreach` off (torch 2.13, optim/adam.py: adam)
+    return "adamw_torch_fused" if config.boolean("optimizer.fused", default=False) else "adamw_torch_loop"
 
 
 def _loss(config: ConfigReader) -> str:
@@ -243,12 +245,13 @@ def write(model: str, job: Job) -> ConfigText:
         )
     method = "full" if job.method == "full" else "lora"
     component = {name: path for path, name in OPTIMIZERS.items()}
-    component |= {"adamw_torch_fused": "torch.optim.AdamW", "sgd_momentum": "torch.optim.SGD"}
+    component |= dict.fromkeys(("adamw_torch_fused", "adamw_torch_loop"), "torch.optim.AdamW")
+    component["sgd_momentum"] = "torch.optim.SGD"
     if job.optimizer not in component:
         raise UnsupportedError(f"{for_torchtune}: {setting('optimizer', job.optimizer)} is not one of its own")
     optimizer: Pairs = {"_component_": component[job.optimizer]}
-    if job.optimizer == "adamw_torch_fused":
-        optimizer["fused"] = True
+    if job.optimizer in ("adamw_torch_fused", "adamw_torch_loop"):
+        optimizer["fused"] = job.optimizer == "adamw_torch_fused"
     if job.optimizer == "sgd_momentum":
         optimizer["momentum"] = 0.9
     loss = "CrossEntropyLoss" if job.loss == "standard" else "CEWithChunkedOutputLoss"

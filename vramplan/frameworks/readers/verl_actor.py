@@ -13,7 +13,7 @@ from typing import Any
 
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
-from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_rl, verl_sequence, verl_sglang
+from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_images, verl_rl, verl_sequence, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
 from vramplan.frameworks.readers.verl_batches import check_holds, group_of, most_tokens, note_fullest
 from vramplan.frameworks.readers.verl_nearest import nearest_settings
@@ -31,7 +31,6 @@ from vramplan.frameworks.readers.verl_rl import (
 )
 from vramplan.frameworks.readers.verl_scoring import longest_text, refers, scored_tokens, scoring_keys
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.images import IMAGE_PROCESSORS
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS, FUSED_KERNELS
 from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div, divisors
@@ -43,13 +42,13 @@ FUSED, BACKEND = f"{MODEL}use_fused_kernels", f"{MODEL}fused_kernel_options.impl
 NOT_MODELLED: tuple[str, ...] = (
     f"{ACTOR}calculate_sum_pi_squared",
     f"{ACTOR}use_prefix_grouper", f"{ACTOR}entropy_checkpointing", f"{ACTOR}entropy_from_logits_with_chunking",
-    f"{ACTOR}pad_to_length", f"{ACTOR}freeze_vision_tower",
+    f"{ACTOR}pad_to_length",
     f"{FSDP}entropy_checkpointing",
     f"{FSDP}entropy_from_logits_with_chunking", f"{FSDP}pad_to_length", f"{FSDP}qat.enable",
     f"{FSDP}wrap_policy.min_num_params", f"{FSDP}wrap_policy.disable",
     f"{FSDP}wrap_policy.transformer_layer_cls_to_wrap",
     f"{MODEL}enable_activation_offload", f"{MODEL}tiled_mlp.enabled",
-    f"{MODEL}mtp.enable", f"{MODEL}lora_adapter_path", f"{MODEL}exclude_modules", f"{MODEL}target_parameters",
+    f"{MODEL}mtp.enable", f"{MODEL}lora_adapter_path", f"{MODEL}target_parameters",
     f"{MODEL}external_lib", f"{MODEL}lora.merge", f"{MODEL}lora.rank",
     f"{REF}entropy_checkpointing", f"{REF}model.path", f"{REF}fsdp_config.model_dtype",
     f"{ROLLOUT}nnodes", f"{ROLLOUT}quantization", f"{ROLLOUT}qat.enable", "distillation.enabled",
@@ -132,13 +131,14 @@ def _read(config: ConfigReader, version: str, where: str) -> ParsedConfig:
         "fsdp": verl_fsdp.sharding(config, gpus, FSDP, sharded_by)
         | {"sync_each_batch": _reduces_each(config, version), **_prefetching(config, version, sharded_by)},
         **_adapters(config),
+        **verl_images.parts(config, version, batch),
         **verl_fsdp.dtypes(config, FSDP),
         **batch,
         **_engine(config, version, gpus),
         "verl": _verl(config, version, batch)
         | _groups(config, version, sharded_by)
         | _critic(config, version, gpus, has_critic)
-        | verl_sglang.engine(config),
+        | verl_sglang.engine(config, version),
         # workers/fsdp_workers.py: trainer_mode; 0.8: workers/engine_workers.py: update_weights
         **allocator_settings(config, expandable=at_least(version, "0.6")),
     }
@@ -186,6 +186,8 @@ def _version(config: ConfigReader, given: str | None) -> tuple[str, str]:
         return FIRST, "the oldest known"
     if verl_critic.is_old(config):
         return verl_critic.LAST_OLD, f"the newest with {verl_critic.OLD_FSDP[:-1]}"
+    if verl_images.knows_freezing(config):
+        return verl_images.LAST_WITH_FREEZE, f"the newest with {verl_images.FREEZE}"
     return version, where
 
 
@@ -209,8 +211,7 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
     for name in (f"{FSDP}strategy", f"{REF}strategy"):
         if config.lowercase(name, default="fsdp") != config.lowercase(STRATEGY, default="fsdp") and config.has(name):
             yield str(config.unsupported(name, f"is not modelled yet beside another {STRATEGY}"))
-    if verl_rl.model_type(config) in IMAGE_PROCESSORS:
-        yield f"{config.place(f'{MODEL}path')}: images are not modelled yet in verl's batches"
+    yield from verl_images.not_modelled(config, version)
 
 
 def _by_samples(config: ConfigReader, groups: int, shared: int) -> dict[str, Any]:

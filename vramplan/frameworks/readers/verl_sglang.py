@@ -24,10 +24,11 @@ def is_on(config: ConfigReader) -> bool:
     return config.lowercase(f"{ROLLOUT}name", default="vllm") == "sglang"
 
 
-def engine(config: ConfigReader) -> dict[str, Any]:
+def engine(config: ConfigReader, version: str) -> dict[str, Any]:
     """Its settings in a job; of vLLM none."""
     eager = config.boolean(f"{ROLLOUT}enforce_eager", default=False)
-    return {"engine": "sglang", **({"eager": True} if eager else {})} if is_on(config) else {}
+    texts = config.integer(f"{ROLLOUT}max_num_seqs", default=256 if at_least(version, "0.9.1") else 1024)
+    return {"engine": "sglang", "texts": texts, **({"eager": True} if eager else {})} if is_on(config) else {}
 
 
 def eager_keys(settings: dict[str, Any]) -> dict[Verl, str]:

@@ -225,8 +225,8 @@ def qwen3_place(net: Modules, c: Config, context: TowerContext, x: Tensor) -> Te
     tape.module = "visual.pos_embed"
     indices = tape.empty((patches, 4), "int64", "neighbours in the grid of positions")
     weights = tape.empty((patches, 4, 1), "fp32", "weights of the neighbours")
-    positions = ops.embedding(indices, net.parameter(name, c.count("num_position_embeddings"), width))
-    positions = ops.sum_middle(ops.mul(positions, weights, "weighted positions"))
+    table = net.parameter(name, c.count("num_position_embeddings"), width)
+    positions = ops.sum_middle(ops.mul(ops.embedding(indices, table), weights, "weighted positions"))
     net.tower_locals += [indices, weights, positions]
     x = ops.add(x, ops.to(positions, x.dtype))
     return place(net, c, context, x)

@@ -1,0 +1,32 @@
+"""Checks of a model that sees in verl's reinforcement training: what was compared with runs of its actor."""
+
+from __future__ import annotations
+
+from vramplan.analytic.architectures.lookup import ModelArchitecture
+from vramplan.errors import UnsupportedError, setting
+from vramplan.inputs.job import Job
+from vramplan.inputs.model_spec import ModelSpec
+
+
+def check_verl_images(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
+    """Check a job of verl's on a model that sees.
+
+    Raises:
+        UnsupportedError: for what no run of verl's actor was compared with.
+    """
+    if not job.runs_verl or model.tower is None:
+        return
+    where = f"verl's actor of {spec.name}"
+    if not job.pictures:  # models/transformers/qwen2_vl.py: _get_input_embeds
+        raise UnsupportedError(
+            f"{setting('images', 0)}: {where} runs its tower on an empty image where a batch has none, which is not"
+            f" modelled; use {setting('images', 1)}"
+        )
+    is_frozen = job.method == "full" and job.vision != "train"
+    if is_frozen or (job.method != "full" and (job.vision != "frozen" or job.fsdp.version == 1)):
+        raise UnsupportedError(
+            f"{setting('vision', job.vision)}: {where} was compared with runs that train all of it, and under FSDP 2"
+            " with adapters outside of the tower"
+        )
+    if job.verl.fused_head is not None:
+        raise UnsupportedError(f"{where} with use_fused_kernels was not compared with images; leave it out")
