@@ -9,7 +9,13 @@ from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo
-from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, refuse_sequence_parallel, rows_of_pairs
+from vramplan.frameworks.readers.ms_swift_rows import (
+    TAKE_ROWS,
+    refuse_rows,
+    refuse_shared,
+    rows_of_pairs,
+    shared_fields,
+)
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -55,6 +61,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     """
     value = config.lowercase("rlhf_type", default="dpo")
     task = TASKS.get(value)
+    if value != "dpo":
+        refuse_shared(config)
     if value == "gkd" and not at_least(version, ms_swift_gkd.SINCE):
         raise ms_swift_gkd.earlier(config, model, job)
     if value == "gkd":
@@ -85,7 +93,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if task in ("dpo", "kto") or job["method"] != "full":
         check_reference(config, job)
     if task == "dpo":
-        refuse_sequence_parallel(config, model, {**job, **fields})
+        fields |= shared_fields(config, version, job["num_gpus"], computes_cross_entropy=False)
     return fields
 
 
