@@ -40,6 +40,14 @@ WITH_CROSS_ENTROPY: tuple[dict[str, Any], ...] = (
 )
 """The same with sft_alpha."""
 
+FROM_SERVER: tuple[dict[str, Any], ...] = (
+    {"prompt_length": 100},
+    {**FULL, "prompt_length": 64, "divergence": "reverse_kl", "checkpointing": "none"},
+    {**ROW, "autocast": "none", "teacher_logits": 16, "adds_cross_entropy": True},
+    {"micro_batch_size": 1, "sequence_length": 1024, "attention": "flash"},
+)
+"""The same with a teacher on other GPUs."""
+
 LARGER_VOCABULARY = {"teacher": "qwen2.5-7b"}
 """A teacher with more words than Qwen2.5's small models."""
 
@@ -57,6 +65,8 @@ def cases() -> Iterator[dict[str, Any]]:
     in_one_row = ({**ROW, **job} for job in IN_ONE_ROW)
     for job in (*in_one_row, *({**job, "adds_cross_entropy": True} for job in WITH_CROSS_ENTROPY)):
         yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher": LLAMA[1], **job}}
+    for job in FROM_SERVER:
+        yield {"model": LLAMA[0], "config": {LAYERS: 6}, "job": {**own, "teacher_logits": 64, **job}}
 
 
 def main() -> int:
@@ -65,7 +75,8 @@ def main() -> int:
 
     def run(row: dict[str, Any]) -> dict[str, int]:
         job = job_of(row)
-        return SwiftGkdRun(model_of(row), spec_of(str(job.teacher)), job, card_of(GPU)).go()
+        teacher = None if job.teacher is None else spec_of(job.teacher)
+        return SwiftGkdRun(model_of(row), teacher, job, card_of(GPU)).go()
 
     add_missing(RUNS, ({"trl": VERSION, **case} for case in cases()), run)
     return 0

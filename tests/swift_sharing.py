@@ -14,7 +14,7 @@ from tests.recorded_runs import rows_of
 from tests.swift_runs import VERSION
 from tests.trl_runs import LAYERS
 from tests.trl_seeing_runs import WHOLE, case
-from tests.trl_sharing import SHALLOW, SMALL, STRATEGIES, record_missing
+from tests.trl_sharing import SHALLOW, SHALLOWEST, SMALL, STRATEGIES, record_missing
 
 RUNS = Path(__file__).parent / "swift_sharing_runs.jsonl"
 LOSS = "logits_to_keep"
@@ -33,10 +33,30 @@ def cases() -> Iterator[dict[str, Any]]:
         own = {"task": "gkd", "teacher": TEACHER, "generated_by": "none", "batches": "padded", "loss": LOSS}
         job = {**SMALL, **SHARED, **own, "method": method, **more}
         yield {"trl": VERSION, "model": STUDENT, "config": {LAYERS: 6}, "job": job}
+    yield from _sent()
+    taught = {"task": "gkd", "teacher": TEACHER, "generated_by": "none", "batches": "padded", "loss": LOSS}
+    waits = {**SMALL, **SHARED, **taught, "method": "full", "teacher_offload": True}
+    yield {"trl": VERSION, "model": STUDENT, "config": {LAYERS: 6}, "job": waits}
     for job in ({"task": "dpo"}, GRPO):
         for method, parts in (("full", {}), ("full", WHOLE), ("lora", {})):
             row = case("qwen2_5_vl", {**SHARED, "method": method, **job, **parts}, LOSS)
             yield {**row, "trl": VERSION}
+
+
+def _sent() -> Iterator[dict[str, Any]]:
+    """Runs whose weights go to vLLM's server, or are handed to one beside the training."""
+    own = {**SMALL, **GRPO, "num_gpus": 2, "prompt_length": 64, "num_generations": 2, "loss": LOSS, "batches": "padded"}
+    own |= {"generate_with": "vllm_server", "vllm_sync_parts": 1}
+    waits = {**own, **SHARED, "offload": "all"}
+    small, large = (STUDENT, {LAYERS: 6}), SHALLOWEST
+    for (model, config), job in (
+        (small, {**waits, "method": "full", "reference": "model"}),
+        (large, {**waits, "method": "lora"}),
+        (large, {**own, **SHARED, "method": "full", "vllm_sync_parts": 3}),
+        (large, {**own, **STRATEGIES["zero2"], "method": "lora", "reentrant": True}),
+        (small, {**own, **STRATEGIES["zero2"], "method": "full", "offload": "optimizer", "reentrant": True}),
+    ):
+        yield {"trl": VERSION, "model": model, "config": config, "job": job}
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -121,7 +122,12 @@ def generated(trainer: Any, setup: Any, peaks: Peaks) -> None:
     def on_device(batch: Mapping[str, Any]) -> dict[str, Any]:
         return {name: one.cuda() if isinstance(one, torch.Tensor) else one for name, one in batch.items()}
 
+    send = sending(trainer, setup.job)
+
     def prepare(_: Any) -> Mapping[str, Any]:
+        if send is not None:
+            peaks.enter("generation")
+            send()
         if peaks.phase != "loaded":
             peaks.enter("scoring")
         batch: dict[str, Any] = setup.inputs(on_device(setup.batch()))
@@ -138,6 +144,34 @@ def generated(trainer: Any, setup: Any, peaks: Peaks) -> None:
         return batch
 
     trainer._prepare_inputs = prepare
+
+
+def sending(trainer: Any, job: Job) -> Callable[[], None] | None:
+    """What sends the weights to a vLLM that takes no memory, and lets a model wait in host memory as one generates."""
+    if job.generate_with == "transformers":
+        return None
+    trainer.vllm_mode = "server" if job.generate_with == "vllm_server" else "colocate"
+    trainer.args.move_model_batches = None if job.vllm_sync_parts == 1 else job.vllm_sync_parts
+    trainer.args.offload_model = job.rollout_offload in ("model", "all")
+    trainer.args.offload_optimizer = job.rollout_offload in ("optimizer", "all")
+    trainer.rollout_enable_lora, trainer.base_sync_done = False, False
+    trainer.parameter_groups, trainer.parameter_groups_no_lora = trainer.split_batches()
+    trainer.vllm_client = SimpleNamespace(
+        update_flattened_params=lambda *_: None, process_weights_after_loading=lambda: None
+    )
+    inner = SimpleNamespace(load_weights=lambda weights: [None for _ in weights][:0])
+    trainer.engine = SimpleNamespace(inner_model=inner, engine=SimpleNamespace(model_config=None))
+    names = ("patch_vllm_moe_model_weight_loader", "finish_vllm_weight_reload")
+
+    def send() -> None:
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(patch(f"swift.rlhf_trainers.rollout_mixin.{name}", lambda *_, **__: None))
+            trainer._move_full_model_to_vllm()
+        with trainer.offload_context():
+            pass
+
+    return send
 
 
 if __name__ == "__main__":

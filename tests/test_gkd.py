@@ -41,7 +41,7 @@ def test_peaks_agree_with_trl(row: dict[str, Any]) -> None:
 @pytest.mark.full
 def test_all_runs_agree_with_trl() -> None:
     assert len(RECORDED) >= 35
-    assert all("teacher" in row["peaks"] for row in RECORDED)
+    assert all("teacher" in row["peaks"] for row in RECORDED if "teacher" in row["job"])
     errors = {name_of(row): errors_of(row, GPU) for row in RECORDED}
     assert not [name for name, each in errors.items() if max(each.values()) > WORST]
     assert median(error for each in errors.values() for error in each.values()) <= MEDIAN

@@ -41,12 +41,12 @@ def test_a_refusal_has_no_flags_of_estimate(line: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("--rlhf_type grpo --max_length 512 --padding_free true", "nearest: --framework-version 4.4"),
+        ("--rlhf_type grpo --max_length 512 --padding_free true", "nearest: --framework-version 4.1"),
         ("--rlhf_type orpo --packing true", "ms-swift stops at it with rlhf_type orpo"),
         ("--rlhf_type ppo", "--set reward_model=MODEL"),
         ("--rlhf_type grpo --max_length 512 --reward_model Qwen/Qwen2.5-1.5B", "--reward-model Qwen/Qwen2.5-1.5B"),
-        ("--rlhf_type grpo --loss_type real", "modelled: grpo, bnpo"),
-        ("--rlhf_type dpo --sequence_parallel_size 2", "--set sequence_parallel_size= estimates whole texts"),
+        ("--rlhf_type grpo --loss_type other", "modelled: grpo, bnpo"),
+        ("--rlhf_type kto --sequence_parallel_size 2", "--set sequence_parallel_size= estimates the run without it"),
     ],
 )
 def test_a_refusal_of_swift_names_a_way_forward(more: str, said: str) -> None:

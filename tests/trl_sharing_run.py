@@ -36,7 +36,11 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
         zero |= {f"stage3_{name}": getattr(job.zero, name) for name in ("max_live_parameters", "max_reuse_distance")}
     if job.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
+    if job.offload == "all":
+        zero["offload_param"] = {"device": "cpu"}
+    own = {"zero_force_ds_cpu_optimizer": False} if job.offload != "none" else {}  # torch's, on the host
     return {
+        **own,
         "zero_optimization": zero,
         "bf16": {"enabled": "auto"},
         "train_micro_batch_size_per_gpu": "auto",

@@ -12,6 +12,7 @@ from vramplan.analytic.autograd.graph import Tensor
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.sequence_parallel import own_tokens
+from vramplan.analytic.layers.swift_sequence import part_of_rows
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.inputs.job import Job
 
@@ -89,13 +90,15 @@ def as_handed(tape: Tape, job: Job, batch: Batch) -> Batch:
 
 
 def forward_pass(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> ForwardPass:
-    """The forward of a step on a batch; under verl's sequence parallelism on one GPU's part of its tokens."""
-    gpus = setting.job.verl.sequence_parallel
+    """The forward of a step on a batch; where GPUs share its tokens, on one GPU's part of them."""
+    gpus, shared_by_swift = setting.job.verl.sequence_parallel, setting.job.swift.sequence_parallel
     inputs = batch.inputs
     if setting.job.runs_verl and setting.vision is not None and setting.has_images:
         shape = inputs["input_ids"].shape
         inputs = inputs | verl_images.sent_to_gpu(net.tape, setting.job, setting.vision, shape)
-    if gpus > 1:
+    if shared_by_swift > 1:
+        inputs = {name: part_of_rows(inputs[name], shared_by_swift) for name in SHARED[:2] if name in inputs}
+    elif gpus > 1:
         inputs = {name: own_tokens(inputs[name], gpus) for name in SHARED if name in inputs}
     return ForwardPass(
         net,

@@ -9,7 +9,7 @@ from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_
 from vramplan.analytic.layers.losses import FUSED
 from vramplan.analytic.not_compared import hook_of_template, not_compared, shards_columns
 from vramplan.analytic.supported_adapters import check_older_mixture
-from vramplan.analytic.supported_sequence import check_sequence_parallel
+from vramplan.analytic.supported_sequence import check_sequence_parallel, check_shared_texts
 from vramplan.analytic.supported_verl import check_verl_images
 from vramplan.errors import ConfigError, SpecError, UnsupportedError, setting
 from vramplan.inputs.gpu import Gpu
@@ -128,6 +128,7 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
     check_kept_keys(spec, model, job)
     check_sequence_parallel(spec, model, job)
     check_verl_images(spec, model, job)
+    check_shared_texts(spec, model, job)
     if job.task == "reward" and job.loss == "standard" and spec.model_type in NO_REWARD:
         raise ConfigError(
             f"{setting('task', job.task)}: transformers 5.23 has no {spec.model_type} model with one number for a text"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from vramplan.analytic.architectures.lookup import ModelArchitecture
 from vramplan.analytic.layers.context import LayerKind, heads_of
 from vramplan.errors import ConfigError, UnsupportedError
@@ -9,6 +11,37 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import ModelSpec
 
 KEY = "ulysses_sequence_parallel_size"
+
+
+SWIFT = "sequence_parallel_size"
+
+
+def check_shared_texts(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
+    """Check a model whose texts ms-swift's GPUs share by heads alone, without ring attention.
+
+    Raises:
+        ConfigError: for GPUs that do not divide the heads of the keys, where ms-swift stops without padding_free (4.6,
+            sequence_parallel.py: prepare).
+        UnsupportedError: for the same with it, for layers without attention, and for images.
+    """
+    gpus = job.swift.sequence_parallel
+    if gpus == 1:
+        return
+    if model.tower is not None or model.architecture.decoder is None:
+        raise UnsupportedError(f"{SWIFT} {gpus}: {spec.name} is no causal language model of text alone; use 1")
+    if any(not isinstance(kind, LayerKind) or kind.recurrent or kind.feeds for kind in model.stacks()[0]):
+        raise UnsupportedError(f"{SWIFT} {gpus}: layers without attention of {spec.model_type} are not modelled; use 1")
+    _, keys, _ = heads_of(model.config)
+    by_heads = gcd(keys, gpus)
+    if by_heads == gpus:
+        return
+    text = f"{SWIFT} {gpus}: {spec.name} has {keys} heads of keys, so that {by_heads} GPUs would share them and"
+    if not job.joins_samples:
+        raise ConfigError(f"{text} {gpus // by_heads} attend in a ring: ms-swift stops at that without padding_free")
+    raise UnsupportedError(
+        f"{text} {gpus // by_heads} attend in a ring, which is not modelled yet; nearest, with more tokens on each GPU:"
+        f" {by_heads}"
+    )
 
 
 def check_sequence_parallel(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:

@@ -40,6 +40,7 @@ from vramplan.inputs.job_values import (
 from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record, Replaced, field
 from vramplan.inputs.sharding import Fsdp, Zero, renamed
+from vramplan.inputs.swift import Swift
 from vramplan.inputs.verl import Verl
 
 
@@ -140,6 +141,12 @@ class Job(Record):
     config.json. It is on the same GPUs, and its vocabulary has to be the student's."""
     teacher_dtype: Dtype | None = None
     """Stored dtype of the teacher's weights; null: `dtype`."""
+    teacher_logits: int | None = field(default=None, gt=0, le=1 << 20)
+    """Distillation from a teacher on other GPUs, which gives so many of each token's highest log-probabilities
+    (ms-swift's ``teacher_model_server``, ``gkd_logits_topk``); null: the `teacher` gives all."""
+    teacher_offload: bool = False
+    """Whether the host keeps the weights of a teacher that ZeRO-3 shards (ms-swift's ``teacher_deepspeed
+    zero3_offload``)."""
     divergence: Divergence = "jsd"
     """`task` gkd: jsd (the generalized Jensen-Shannon divergence, TRL's ``beta`` between 0 and 1), forward_kl (``beta``
     0), or reverse_kl (``beta`` 1), which have no mixture."""
@@ -335,6 +342,8 @@ class Job(Record):
     """Settings of verl's reinforcement training (`task` grpo with `loss` log_probs); of its supervised one `logits`."""
     openrlhf: OpenRlhf = OpenRlhf()
     """Settings of OpenRLHF's reinforcement training (`task` grpo with `loss` kept_log_probs)."""
+    swift: Swift = Swift()
+    """Settings of ms-swift's training."""
     expandable_segments: bool = False
     """Whether :data:`EXPANDABLE_SEGMENTS` is set."""
 
@@ -395,7 +404,7 @@ class Job(Record):
         Under verl it is in host memory (workers/engine/fsdp/transformer_impl.py: _build_fsdp_module).
         """
         refers = self.task in REFERRING and self.reference_source == "model"
-        return self.task == "gkd" or (refers and not self.runs_verl)
+        return (self.task == "gkd" and self.teacher is not None) or (refers and not self.runs_verl)
 
     @property
     def generates_completions(self) -> bool:
@@ -501,9 +510,18 @@ class Job(Record):
         return 1 if self.strategy == "device_map" else self.num_gpus
 
     @property
+    def sequence_parallel(self) -> int:
+        """GPUs that share the tokens of a micro-batch, in verl or in ms-swift."""
+        return max(self.verl.sequence_parallel, self.swift.sequence_parallel)
+
+    @property
     def data_parallel(self) -> int:
-        """Number of micro-batches that run at a time, on a GPU each or on GPUs that share its samples."""
-        return max(1, self.processes // (1 if self.joins_samples else self.verl.sequence_parallel))
+        """Number of micro-batches that run at a time, on a GPU each or on GPUs that share its samples.
+
+        Of packed rows verl's GPUs each have one, ms-swift's share one.
+        """
+        shared = self.swift.sequence_parallel if self.joins_samples else self.sequence_parallel
+        return max(1, self.processes // shared)
 
     @property
     def global_batch_size(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from vramplan.inputs.openrlhf import OpenRlhf
+from vramplan.inputs.swift import Swift
 from vramplan.inputs.verl import Verl
 
 Method = Literal["full", "lora", "dora"]
@@ -91,7 +92,8 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "task": None, "reference": None, "prompt_length": None, "generate_with": "transformers", "num_generations": 8,
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
-    "openrlhf": OpenRlhf(), "entropy_graph": False, "teacher": None, "teacher_dtype": None, "divergence": "jsd",
+    "openrlhf": OpenRlhf(), "swift": Swift(), "entropy_graph": False, "teacher": None, "teacher_dtype": None,
+    "teacher_logits": None, "teacher_offload": False, "divergence": "jsd",
     "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
     "value_model": None, "value_dtype": None, "rollout_batch_size": 64, "ppo_trainer": "trl",
 }  # fmt: skip

@@ -43,6 +43,11 @@ def offloads_of_verl(job: Job) -> tuple[str, ...]:
     return ("none", "all") if job.fsdp.version == 2 else ("none",)
 
 
+def _waits_in_swift(job: Job) -> bool:
+    """Whether weights in host memory go to vLLM by ms-swift's trainer of GRPO."""
+    return job.task == "grpo" and job.loss == "logits_to_keep" and job.generate_with != "transformers"
+
+
 def _alone(name: str) -> Rule:
     return Rule(
         lambda job: name in job.model_fields_set and not generates(job) and getattr(job, name) != _default(name),
@@ -66,7 +71,7 @@ def _default(name: str) -> object:
 ROLLOUT_RULES = (
     *map(_alone, ALONE),
     Rule(
-        lambda job: generates(job) and job.num_generations < 2 and not job.runs_own_actor,
+        lambda job: generates(job) and job.num_generations < 2 and not job.runs_own_actor and job.loss not in OF_SWIFT,
         IMPOSSIBLE,
         "{num_generations} with {task}: TRL compares completions of a prompt and needs at least 2",
     ),
@@ -219,9 +224,15 @@ ROLLOUT_RULES = (
         " {strategy=zero3}",
     ),
     Rule(
-        lambda job: generates(job) and job.offload == "all" and not job.runs_verl,
+        lambda job: generates(job) and job.offload == "all" and not job.runs_verl and not _waits_in_swift(job),
         UNSUPPORTED,
-        "{offload} with {task} is not modelled; use {offload=optimizer}",
+        "{offload} with {task} is modelled in ms-swift alone, with vLLM; use {offload=optimizer}",
+    ),
+    Rule(
+        lambda job: generates(job) and job.offload == "all" and job.rollout_offload in ("model", "all"),
+        UNSUPPORTED,
+        "{rollout_offload} with {offload}: ms-swift brings weights that were on the host onto the GPUs behind each"
+        " generation, which is not modelled; use {rollout_offload=none}",
     ),
     Rule(
         lambda job: job.runs_verl and (job.loop != "plain" or job.strategy != "fsdp"),

@@ -80,7 +80,9 @@ def _prompt_and_sample(job: Job) -> list[Input]:
     names = ("input_ids", "position_ids" if job.joins_samples else "attention_mask", "labels")
     sample = [Input(name, (job.sequence_length,)) for name in names]
     if job.loss == "logits_to_keep":  # ms-swift's template
-        return sample
+        given = {"teacher_topk_logprobs": "fp32", "teacher_topk_indices": "int64"} if job.teacher is None else {}
+        highest = (job.sequence_length, job.teacher_logits or 1)
+        return [*sample, *(Input(name, highest, dtype) for name, dtype in given.items())]
     return [*sample, *(Input(name, (max(job.prompt_length or 0, 1),)) for name in ("prompts", "prompt_attention_mask"))]
 
 

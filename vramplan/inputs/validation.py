@@ -11,6 +11,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.ppo_rules import PPO_RULES
 from vramplan.inputs.rollout_rules import ROLLOUT_RULES
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
+from vramplan.inputs.swift_rules import SWIFT_RULES
 from vramplan.inputs.task_rules import TASK_RULES
 
 LINEAR_EXPERTS = frozenset(
@@ -309,6 +310,7 @@ def check_job(job: Job, gpu: Gpu, trains: bool = True) -> None:
     _apply(METHOD_RULES, job)
     _apply(TASK_RULES, job)
     _apply(ROLLOUT_RULES, job)
+    _apply(SWIFT_RULES, job)
     _apply(DISTILLATION_RULES, job)
     _apply(PPO_RULES, job)
     _apply(IMAGE_TASK_RULES, job)

@@ -172,6 +172,8 @@ def _describe_distillation(job: Job, prompt: str) -> str:
     if job.generate_with != "transformers":
         completions = ENGINES[job.generate_with].format(share=job.vllm_share)
     teacher = f"{job.teacher} in {job.dtype_of_teacher} as teacher"
+    if job.teacher is None:
+        teacher = f"{job.teacher_logits} log-probabilities of each token by a teacher on other GPUs"
     package = PACKAGES.get(job.loss, "TRL 1.16")
     name = "distillation" if job.loss == "chunked" else "GKD"
     return f"{name} as {package} runs it, {teacher}, {DIVERGENCES[job.divergence]}{prompt}, {completions}; "

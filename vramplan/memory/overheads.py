@@ -98,7 +98,8 @@ def outside_terms(job: Job, gpu: Gpu) -> list[Term]:
     terms = [Term("context", "CUDA context and kernels", size, formula=source, source="see calibration.py")]
     if nccl := nccl_bytes(job, gpu):
         terms.append(Term("context", "NCCL buffers", nccl, formula="not measured", source="see overheads.py"))
-    if shared := sum(_buffers(gpus, gpu) for gpus in job.verl.sharing):  # groups of its own for each model
+    sharing = (*job.verl.sharing, *job.swift.sharing)  # groups of its own for each of verl's models
+    if shared := sum(_buffers(gpus, gpu) for gpus in sharing):
         label = "NCCL buffers of GPUs that share tokens"
         terms.append(Term("context", label, shared, formula="not measured", source="see overheads.py"))
     if job.openrlhf.processes:

@@ -20,6 +20,7 @@ from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.openrlhf import OpenRlhf
 from vramplan.inputs.record import Record
 from vramplan.inputs.sharding import Fsdp, Zero
+from vramplan.inputs.swift import Swift
 from vramplan.inputs.verl import Critic, Verl
 from vramplan.memory.calibration import CONFIDENCE
 from vramplan.memory.estimate import CardShare, Estimate, Term
@@ -158,7 +159,7 @@ def _gpu(data: dict[str, Any]) -> Gpu:
 
 
 def _job(data: dict[str, Any]) -> Job:
-    kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl, "openrlhf": OpenRlhf}
+    kinds: dict[str, type[Record]] = {"zero": Zero, "fsdp": Fsdp, "verl": Verl, "openrlhf": OpenRlhf, "swift": Swift}
     critic = data["verl"].get("critic")
     if critic is not None:
         data["verl"] = {**data["verl"], "critic": Critic.model_construct(None, **critic)}

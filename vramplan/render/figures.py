@@ -177,7 +177,8 @@ def trainer(job: Job) -> str:
             "logits_to_keep": "ms-swift",
             "chunked": "TRL's DistillationTrainer",
         }.get(job.loss, "TRL 1.7 on")
-        return f"{name} of {package}, teacher {str(job.teacher).rpartition('/')[2]}"
+        teacher = "elsewhere" if job.teacher is None else job.teacher.rpartition("/")[2]
+        return f"{name} of {package}, teacher {teacher}"
     if job.value_model is not None:
         return f"PPO of {PPO_TRAINERS[job.ppo_trainer]}, values by {job.value_model.rpartition('/')[2]}"
     if job.task == "ppo":

@@ -28,7 +28,7 @@ def read_as(verdict: Verdict) -> str:
         job.optimizer if job.method == "full" else "",
         "" if job.strategy == "ddp" and job.num_gpus == 1 else STRATEGIES[job.strategy],
         {"none": "", "optimizer": "optimizer on the host", "all": "weights and optimizer on the host"}[job.offload],
-        f"{job.verl.sequence_parallel} GPUs share a micro-batch" if job.verl.sequence_parallel > 1 else "",
+        f"{job.sequence_parallel} GPUs share a micro-batch" if job.sequence_parallel > 1 else "",
         "expandable segments" if job.expandable_segments else "",
         counted(job.num_gpus, "GPU") if len({case.num_gpus for case in verdict.cases}) < 2 else "any number of GPUs",
     ]

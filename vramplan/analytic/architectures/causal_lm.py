@@ -208,7 +208,7 @@ def context(forward: ForwardPass, c: Config, x: Tensor, kinds: Sequence[LayerKin
     tape.module = "inputs"
     dtype = net.embedded_dtype
     ctx = Context(job.attention, forward.fused, padded=job.batches == "padded", causal=not decoder.both_ways(c))
-    ctx.sequence_parallel = job.verl.sequence_parallel
+    ctx.sequence_parallel, ctx.shares_rows = job.sequence_parallel, job.swift.sequence_parallel > 1
     ctx.repeats_heads = job.layers_of == "torchtune"
     ctx.liger_rope = net.liger.rope
     if job.runs_verl:

@@ -17,6 +17,7 @@ from vramplan.analytic.layers.context import Context, LayerKind, heads_of
 from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.layers.rope import heads_first_grads, rotary, temperatures
 from vramplan.analytic.layers.sequence_parallel import with_all_tokens
+from vramplan.analytic.layers.swift_sequence import with_all_tokens_of_rows
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.fused_attention import WIDEST
 
@@ -56,7 +57,8 @@ def attend(
         out, weights = eager_attention(q, k, v, mask, ctx.attention_dropout, contiguous, scores, cached)
         return out.view(batch, length, heads * v.shape[-1]), weights
     if ctx.sequence_parallel > 1:
-        out = with_all_tokens(partial(flash_package, ctx=ctx), q, k, v, ctx.sequence_parallel)
+        exchange = with_all_tokens_of_rows if ctx.shares_rows else with_all_tokens
+        out = exchange(partial(flash_package, ctx=ctx), q, k, v, ctx.sequence_parallel)
     elif ctx.attention == "flash":
         out = flash_package(q, k, v, ctx)
         out = ops.copy(out, "attention output made contiguous") if contiguous and not ctx.padded else out

@@ -76,6 +76,8 @@ class Context:
     padded: bool = False
     sequence_parallel: int = 1
     """GPUs that share the tokens."""
+    shares_rows: bool = False
+    """Whether they share those of each row, as in ms-swift."""
     causal: bool = False
     """Whether a token attends only to those before it."""
     repeats_heads: bool = False

@@ -12,7 +12,12 @@ from vramplan.errors import UnsupportedError, setting
 from vramplan.units import ceil_div
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same with ``reduction="none"``: (T,) losses."""
+    return cross_entropy(logits, labels, of_each=True)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, of_each: bool = False) -> Tensor:
     """``F.cross_entropy`` on (T, V) logits: log-softmax saves its output, nll_loss saves the same tensor.
 
     For half-precision logits log-softmax stays in their dtype (LossNLL.cpp: cross_entropy_loss names it), and nll_loss,
@@ -35,6 +40,8 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     loss_node = tape.node((wide,), nll_backward)
     tape.save(loss_node, wide, labels, tape.empty((), "fp32", "total weight"))
     tape.work(0, logits.shape[0] * 4, "fp32")
+    if of_each:
+        return ops.output(loss_node, tape, logits.shape[:1], wide.dtype, "losses of the tokens")
     return ops.output(loss_node, tape, (), "fp32", "loss")
 
 

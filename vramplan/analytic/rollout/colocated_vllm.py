@@ -7,11 +7,11 @@ cache wakes when the model has moved.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
+from vramplan.analytic.rollout import swift_sync
 from vramplan.analytic.rollout.colocated_sglang import sglang_awake, sglang_held
 from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.unfolded_step import Placed, Step
@@ -75,6 +75,8 @@ class VllmRollout:
     def __init__(self, step: Step) -> None:
         self.job = step.job
         self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
+        self.own = Storage(swift_sync.own_bytes(step), "communication", "own shares from the host")
+        self.joined = Storage(swift_sync.joined_bytes(step), "communication", "weights joined for vLLM's server")
         self.chunks = _packed(step) if packs_weights(self.job) else []
         self.holds = self.job.shards_weights and not self.gathers_all(self.job)
         """Whether weights that wait to be packed are gathered one by one, and not parts of the model."""
@@ -93,12 +95,14 @@ class VllmRollout:
         if vllm.sleeps(self.job):
             record.empty_cache()
             woken += [record.allocate(one) for one in self.weights]
+        own = [record.allocate(self.own)] if self.own.num_bytes else []
         gathered = [record.allocate(self.gathered)] if self.gathered.num_bytes else []
+        record.free_all(own)
         self._send(record)
         record.free_all(gathered)
         moved, kinds, copied = self._moved(record)
         record.free_all(moved)
-        if self.job.rollout_offload != "none" or self.job.vllm_sync_parts is not None:  # ms-swift
+        if self.job.rollout_offload != "none" or swift_sync.sends_by_swift(self.job):
             record.empty_cache()
         if vllm.sleeps(self.job):
             woken.append(record.allocate(self.rest))
@@ -112,7 +116,7 @@ class VllmRollout:
         """Whether another generation takes as much."""
         return all(
             getattr(self, name) == getattr(other, name)
-            for name in ("gathered", "chunks", "holds", "delta", "weights", "rest", "others")
+            for name in ("gathered", "own", "joined", "chunks", "holds", "delta", "weights", "rest", "others")
         )
 
     @staticmethod
@@ -128,6 +132,8 @@ class VllmRollout:
         """
         before: list[int] = []
         self._merge(record)
+        if self.joined.num_bytes:
+            record.free(record.allocate(self.joined))
         for number, size in enumerate(self.chunks):
             if number == len(self.chunks) - 1 and size <= PACKED_BYTES:
                 self._merge(record)
@@ -232,22 +238,10 @@ def _gathered_bytes(step: Step) -> int:
     job = step.job
     if not job.shards_weights:
         return 0
-    if job.strategy == "zero3" and job.vllm_sync_parts is not None:
-        return _largest_part(step, job.vllm_sync_parts)
+    if job.strategy == "zero3" and swift_sync.sends_by_swift(job):
+        return swift_sync.gathered_at_once(step)
     if VllmRollout.gathers_all(job):
         return weight_bytes(step)
     if job.loss not in OF_TRL:
         return gathered_bytes(step)
     return 0 if packs_weights(job) else max(sent_bytes(one, job) for one in step.placed)
-
-
-def _largest_part(step: Step, parts: int) -> int:
-    """Bytes of the largest of `parts` groups of layers, or of all weights outside of layers."""
-    sizes: Counter[int | None] = Counter()
-    for one in step.placed:
-        sizes[one.layer] += sum(storage.num_bytes for storage in one.storages())
-    outside = sizes.pop(None, 0)
-    if parts == 1:
-        return outside + sum(sizes.values())
-    layers, each = list(sizes.values()), ceil_div(len(sizes), parts)
-    return max(outside, *(sum(layers[start : start + each]) for start in range(0, len(layers), each)))

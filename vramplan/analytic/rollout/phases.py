@@ -19,6 +19,7 @@ from vramplan.analytic.rollout.colocated_vllm import VllmRollout, packs_weights,
 from vramplan.analytic.rollout.phase import RolloutPhase, emptied_cache
 from vramplan.analytic.rollout.reward_model import reward_gathered_bytes, scored, sharded_step
 from vramplan.analytic.rollout.sharded_scoring import POLICY, REFERENCE, REWARD, ShardedScoring, scored_step
+from vramplan.analytic.rollout.swift_sync import joins_weights
 from vramplan.analytic.rollout.verl import verl_generation
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.step_record import StepRecord
@@ -138,7 +139,13 @@ def _generation(step: Step, generated: Generated) -> Iterator[RolloutPhase | Vll
         yield from verl_generation(step)
     elif job.runs_openrlhf:
         yield from openrlhf.generation(step)
-    elif vllm.sleeps(job) or job.shards_weights or job.rollout_offload != "none" or packs_weights(job):
+    elif (
+        vllm.sleeps(job)
+        or job.shards_weights
+        or job.rollout_offload != "none"
+        or packs_weights(job)
+        or joins_weights(job)
+    ):
         yield VllmRollout(step)
 
 

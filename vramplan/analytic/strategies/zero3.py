@@ -45,7 +45,7 @@ class ZeroStage3(ZeroStage):
         """Forwards of a micro-step."""
         self.scored: dict[int, Modules] = {}
         """Modules of forwards without gradients that are no part of the step, by the number of their pass."""
-        self.coordinator = Coordinator(record, passes, self.zero, self.job.offload == "all", self.send)
+        self.coordinator = Coordinator(record, passes, self.zero, self.waits_on_host, self.send)
         self.recomputes = self.job.checkpointing == "full"
         self.coordinator.keeps_recomputed = self.recomputes and self.job.reentrant
         self.begins = True
@@ -64,6 +64,11 @@ class ZeroStage3(ZeroStage):
         self.running: Turn | None = None
         self.running_layer: int | None = None
 
+    @property
+    def waits_on_host(self) -> bool:
+        """Whether each GPU's part of the weights is in host memory (offload_param)."""
+        return self.job.offload == "all"
+
     def _divided(self, number: int, one: Placed) -> PartitionedWeight:
         parameter = one.parameter
         weight = divided(parameter, self.job)
@@ -71,7 +76,7 @@ class ZeroStage3(ZeroStage):
         count, size = weight.num_elements, DTYPE_BYTES[dtype]
         threshold = self.zero.param_persistence_threshold or 0
         own = ceil_div(count, self.cards) * size
-        whole = own * self.cards if self.cards > 1 or self.job.offload == "all" else 0  # one GPU's part is the whole
+        whole = own * self.cards if self.cards > 1 or self.waits_on_host else 0  # one GPU's part is the whole
         held = parameter.held_by_graph and not (self.job.reentrant and self.job.checkpointing == "full")
         stays = count <= threshold
         viewed, trains = parameter.viewed, parameter.trains
@@ -95,7 +100,7 @@ class ZeroStage3(ZeroStage):
         (partition_parameters.py): parts of the layers lie in the memory of the whole embedding. The whole head's memory
         goes back to the GPU in ``empty_cache`` (zero/utils.py: defragment).
         """
-        record, offloads = self.record, self.job.offload == "all"
+        record, offloads = self.record, self.waits_on_host
         pairs = list(zip(self.own_weights(), self.weights, strict=True))
         last = max(
             (n for n, (one, _) in enumerate(pairs) if one.layer is not None and not one.parameter.trains), default=0

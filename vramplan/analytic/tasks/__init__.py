@@ -64,6 +64,8 @@ def compute_loss_of(job: Job) -> ComputeLoss | None:
     if job.is_verl_critic:
         return _compute_loss("verl_critic")
     own = _actor_of(job) or ("trl_ppo" if job.value_model is not None else None)
+    if job.task is None and job.swift.sequence_parallel > 1:
+        return _compute_loss("shared_tokens")
     name = own or LOSSES_OF_LOOPS.get(job.loss) or (job.task and LOSSES.get(job.task))
     return None if name is None else _compute_loss("joined_texts" if job.joins_texts else name)
 

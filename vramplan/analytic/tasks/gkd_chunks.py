@@ -28,18 +28,21 @@ SCALED = "logits divided by the temperature"
 def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> Tensor:
     """``GKDTrainer.compute_loss``: the outputs of both models live until the loss is returned."""
     tape, job, scored = net.tape, setting.job, scored_tokens(setting.job)
+    rows = batch.inputs["input_ids"].shape[0]
     if job.joins_samples:
-        scored *= batch.inputs["input_ids"].shape[0]
+        scored, rows = scored * rows, 1
         batch = in_one_row(batch, setting)
     cross_entropy: Tensor | None = None
     if job.adds_cross_entropy:  # sft_alpha
         student, cross_entropy = logits_and_loss(net, setting, phase, batch, scored + 1)
     else:
         student = logits_of(net, setting, phase, batch, scored + 1)
+    if job.teacher is None:
+        return _from_highest(setting, student, cross_entropy, rows * scored)
     with without_gradients(net, phase, name="teacher") as taught:
         teacher, cache = teacher_outputs(net, setting, taught, batch, scored + 1)
     tape.module = "loss"
-    rows, kept, _ = student.shape
+    kept = student.shape[1]
     labels = [tape.empty((rows, kept), "int64", "labels rolled by one") for _ in range(2)]
     masks = [tape.empty((rows, kept), "bool", "tokens that count") for _ in range(2)]
     active = [_chosen(one, (rows * scored, one.shape[-1])) for one in (student, teacher)]
@@ -49,6 +52,25 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     if cross_entropy is not None:
         loss = ops.add(loss, ops.scale(cross_entropy))
     del masks, active, scaled, total, labels, teacher, cache, cross_entropy
+    return loss
+
+
+def _from_highest(setting: StepSpec, student: Tensor, cross_entropy: Tensor | None, scored: int) -> Tensor:
+    """The loss by the highest log-probabilities of each token, which a teacher on other GPUs gave."""
+    tape, job, (rows, kept, _) = student.tape, setting.job, student.shape
+    tape.module = "loss"
+    highest = (scored, job.teacher_logits or 1)
+    labels = [tape.empty((rows, length), "int64", "labels rolled by one") for length in (kept, job.sequence_length)]
+    masks = [tape.empty((rows, length), "bool", "tokens that count") for length in (kept, job.sequence_length)]
+    active = _chosen(student, (scored, student.shape[-1]))
+    teacher = tape.empty(highest, "fp32", "the teacher's log-probabilities of the tokens that count")
+    indices = tape.empty(highest, "int64", "words that these are of")
+    own = ops.scale(ops.gather(active, indices, highest), SCALED)
+    total = _in_chunks(own, ops.scale(teacher, SCALED), job.divergence)
+    loss = ops.scale(total, "loss")
+    if cross_entropy is not None:
+        loss = ops.add(loss, ops.scale(cross_entropy))
+    del masks, active, teacher, indices, own, total, labels
     return loss
 
 

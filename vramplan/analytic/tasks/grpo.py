@@ -19,6 +19,7 @@ from vramplan.analytic.layers.token_log_probs import token_log_probs as token_lo
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks import liger_grpo
 from vramplan.analytic.tasks.fused_head import fused_forward, scored_tokens
+from vramplan.analytic.tasks.shared_tokens import shared_log_probs
 from vramplan.inputs.task_rules import DIVIDED_IN_PLACE, OF_SWIFT
 
 
@@ -105,6 +106,8 @@ def _of_divided_logits(
     """
     tape, (rows, length), tokens = net.tape, batch.inputs["input_ids"].shape, scored_tokens(setting.job)
     samples, joins = rows, setting.job.joins_samples
+    if setting.job.swift.sequence_parallel > 1:
+        return shared_log_probs(net, setting, phase, batch, kept)
     if joins:
         batch, rows, tokens = in_one_row(batch, setting), 1, tokens + (rows - 1) * length
     logits = _logits(net, setting, phase, batch, tokens)

@@ -15,6 +15,7 @@ from vramplan.analytic.layers.modules import Modules
 from vramplan.analytic.step_inputs import StepSpec
 from vramplan.analytic.tasks.fused_head import of_samples, scored_tokens
 from vramplan.analytic.tasks.reference import WITH_MODEL, as_reference, without_gradients
+from vramplan.analytic.tasks.shared_tokens import shared_answers
 from vramplan.analytic.tasks.whole_logits import logits_of
 
 
@@ -50,6 +51,8 @@ def _answer_log_probs(net: Modules, setting: StepSpec, phase: str, batch: Batch,
 
     `after` is the phase of what follows the model's own forward.
     """
+    if setting.job.swift.sequence_parallel > 1:
+        return shared_answers(net, setting, phase, batch, after)
     tape, kept = net.tape, scored_tokens(setting.job) + 1
     rows, length = batch.inputs["input_ids"].shape
     if setting.job.joins_samples:  # a mask selects the tokens of all answers of the row, and the last

@@ -91,7 +91,6 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = config.lowercase(*METHOD_KEYS, default="lora")
     if method not in ("lora", "full"):
         raise config.unsupported(next(name for name in METHOD_KEYS if config.has(name)))
-    ms_swift_rows.check_whole_texts(config)
     job = trainer_fields(config, 1, None, (BATCH_KEY, "batch_size"), fsdp_presets=FSDP_PRESETS)
     job["method"] = method
     job |= experts_field(not at_least(version, "4.0"))  # 3.12's requirements: transformers below 4.58
@@ -177,8 +176,12 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         if parsed.job.get("generated_by") == "student":  # texts of max_length and a completion
             parsed.names = {**{name: key for name, key in names.items() if name != "sequence_length"}, **ROLLOUT_NAMES}
     elif ms_swift_types.is_typed(config):
+        ms_swift_rows.refuse_shared(config)
         parsed.job |= ms_swift_types.task_fields(config, version, parsed.model, job)
     else:
+        parsed.job |= ms_swift_rows.shared_fields(config, version, job["num_gpus"], computes_cross_entropy=True)
+        if "swift" in parsed.job and parsed.job.get("loss") == "liger":
+            parsed.job["loss"] = "standard"  # the trainer takes the labels away (trainers/seq2seq_trainer.py)
         for name in ("loss_type", "label_smoothing"):
             config.require_off(name)
     parsed.strategy_settings = {f"zero{stage}": zero_config.preset(stage, "none") for stage in (2, 3)}
@@ -352,7 +355,7 @@ FRAMEWORK = Framework(
             "MAX_PIXELS", "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM", "IMAGE_MIN_TOKEN_NUM", "VIDEO_MAX_PIXELS",
             "VIDEO_MAX_TOKEN_NUM", "VIDEO_MIN_PIXELS", "VIDEO_MIN_TOKEN_NUM", "VIDEO_SEGMENTS", "VIDEO_MAX_NUM",
             "FPS_MAX_FRAMES", "MAX_NUM", "INPUT_SIZE", "MAX_SLICE_NUMS", "DOWNSAMPLE_MODE",
-            "SWIFT_SINGLE_DEVICE_MODE",
+            "SWIFT_SINGLE_DEVICE_MODE", "CELOSS_PARALLEL_SIZE",
         }
     ),
     expands_all_linear=True,

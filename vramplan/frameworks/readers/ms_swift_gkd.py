@@ -14,13 +14,15 @@ SINCE = "4.6"
 """The first version whose trainer was read."""
 NOT_MODELLED = {
     "teacher_adapters": "adapters of the teacher are not modelled yet",
-    "gkd_logits_topk": "the highest logits alone are not modelled yet",
     "use_liger_kernel": "with gkd is not modelled yet",
     "resume_from_checkpoint": "with gkd is not modelled yet",
     "adapters": "with gkd are not modelled yet",
 }
 PRESETS = ("zero0", "zero1", "zero2", "zero3")
 """Values of teacher_deepspeed without offloading."""
+SERVER, HIGHEST = "teacher_model_server", "gkd_logits_topk"
+OFFLOADED = "zero3_offload"
+"""The one that keeps each GPU's share in host memory."""
 NO_CHANGE = ("temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
 """Settings that change nothing where nobody generates on these GPUs."""
 
@@ -59,17 +61,20 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     nearest = (
         f"nearest, with a second copy of the weights on each GPU, which needs more: {_taught_by_itself(model, job)}"
     )
-    config.require_off(
-        "teacher_model_server",
-        why=f"a teacher on other GPUs, of whose logits the highest come back, is not modelled yet; {nearest}",
-    )
-    if not teacher or teacher == model:
+    given = _elsewhere(config)
+    if teacher and given:
+        raise ConfigError(f"{config.place(SERVER)}: ms-swift stops at it with teacher_model; leave one of both out")
+    if not given and (not teacher or teacher == model):
         raise config.unsupported(
             "rlhf_type", f"without another teacher_model: self-distillation is not modelled yet; {nearest}"
         )
     for name, why in NOT_MODELLED.items():
         config.require_off(name, why=f"{why}; {setting('set', f'{name}=')} estimates the run without it")
-    _check_placement(config, str(job.get("strategy", "ddp")))
+    placement = given or {
+        "teacher": teacher,
+        "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
+        **_placement(config, str(job.get("strategy", "ddp"))),
+    }
     if job.get("strategy") not in (None, "ddp", "zero1", "zero2", "zero3"):
         raise config.unsupported(
             "rlhf_type",
@@ -80,8 +85,7 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
         "task": "gkd",
         "loss": "logits_to_keep",
         **row_field(config),
-        "teacher": teacher,
-        "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
+        **placement,
         "divergence": trl_gkd.divergence(config.number("beta", default=0.5)),
         "generated_by": "none",
         "adds_cross_entropy": config.number("sft_alpha", default=0.0) > 0.0,
@@ -99,6 +103,24 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
     return fields
 
 
+def _elsewhere(config: ConfigReader) -> dict[str, Any]:
+    """What comes of a teacher on other GPUs: the highest log-probabilities of each token; empty without one.
+
+    Raises:
+        ConfigError: without their number, which ms-swift requires (rlhf_args.py: _check_gkd).
+        UnsupportedError: for the highest logits of a teacher on the same GPUs.
+    """
+    if config.is_off(SERVER):
+        without = setting("set", f"{HIGHEST}=")
+        config.require_off(
+            HIGHEST, why=f"of a teacher on the same GPUs is not modelled yet; {without} estimates all, which need more"
+        )
+        return {}
+    if not config.has(HIGHEST):
+        raise ConfigError(f"{config.place(SERVER)}: ms-swift stops at it without {HIGHEST}")
+    return {"teacher_logits": config.integer(HIGHEST, default=1)}
+
+
 def _taught_by_itself(model: str, job: dict[str, Any]) -> str:
     """The command of a student whose teacher is of its own size."""
     shown = {name: one for name, one in job.items() if name not in ("loss", "batches")}
@@ -107,14 +129,14 @@ def _taught_by_itself(model: str, job: dict[str, Any]) -> str:
     return f"{command} --loss logits_to_keep"
 
 
-def _check_placement(config: ConfigReader, strategy: str) -> None:
-    """Check that the teacher lies where it does without settings of its own.
+def _placement(config: ConfigReader, strategy: str) -> dict[str, bool]:
+    """Whether the host keeps the teacher's share of each GPU; else it lies where it does without settings of its own.
 
     DeepSpeed of its own matters if the student has DeepSpeed, and shards it at stage 3 alone (4.6, rollout_mixin.py:
     _setup_teacher; utils.py: prepare_deepspeed).
 
     Raises:
-        UnsupportedError: if it does not, with the nearest estimate.
+        UnsupportedError: if it does neither, with the nearest estimate.
     """
     stays = setting("set", "offload_teacher_model=")
     config.require_off(
@@ -124,10 +146,12 @@ def _check_placement(config: ConfigReader, strategy: str) -> None:
     own = config.string("teacher_deepspeed")
     if not own or not strategy.startswith("zero"):
         config.read_keys.add("teacher_deepspeed")
-        return
+        return {}
     shards, is_sharded = own.startswith("zero3"), strategy == "zero3"
     if own in PRESETS and shards == is_sharded:
-        return
+        return {}
+    if own == OFFLOADED and is_sharded:
+        return {"teacher_offload": True}
     without, nearest = setting("set", "teacher_deepspeed="), "with it whole on each GPU, which needs more"
     if is_sharded and shards:
         nearest = "with its share on each GPU, which needs more"

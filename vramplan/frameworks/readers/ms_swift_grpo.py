@@ -16,7 +16,7 @@ from vramplan.frameworks.readers.ms_swift_rollout import (
     generation_fields,
     length_fields,
 )
-from vramplan.frameworks.readers.ms_swift_rows import ROWS, refuse_sequence_parallel, row_field
+from vramplan.frameworks.readers.ms_swift_rows import ROWS, row_field, shared_fields
 from vramplan.frameworks.readers.ms_swift_tasks import check_reference, reference_adapters
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
@@ -25,16 +25,19 @@ from vramplan.inputs.job import Job, own_reference
 SINCE = "3.12"
 """The first version whose trainer was read."""
 OWN_LOG_PROBS = "4.4"
-"""The first version that divides the logits by the temperature where they lie; before, TRL's own function ran."""
+"""The first version whose own function takes all log-probabilities; before, TRL's did where it could, which copies the
+logits to divide them by the temperature (trl 0.15 to 0.29, all that those versions take)."""
+IN_PLACE = "4.1"
+"""The first version whose own function, which takes rows of several samples, divides the logits where they lie."""
 FROZEN_TOWERS = "4.6"
 """The first version in which a frozen vision tower has no graph; before, checkpointing keeps each layer's input."""
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "real", "fipo")
 """Values of loss_type, which differ in tensors of a few numbers for each token; so do other settings of advantages."""
 _NOT_YET = "with rlhf_type grpo is not modelled yet"
 _BESIDE = "loads a model beside the trained one, which is not modelled yet; reward_funcs load none"
 NOT_MODELLED: Mapping[str, str] = {
-    **dict.fromkeys(("chord_sft_dataset",), _NOT_YET),
-    **dict.fromkeys(("reward_model", "teacher_model", "teacher_model_server"), _BESIDE),
+    "chord_sft_dataset": _NOT_YET,
+    **dict.fromkeys(("reward_model", "teacher_model"), _BESIDE),
 }
 """Settings that would move memory -> why they are refused."""
 _UNDER = {
@@ -42,6 +45,8 @@ _UNDER = {
     "device_map": "by one process that sees {0} GPUs and spreads the layers over them is not modelled; a process for"
     " each GPU is: NPROC_PER_NODE={0}",
 }
+SERVER = "teacher_model_server"
+"""Where a teacher on other GPUs answers."""
 NAMES: Mapping[str, KeyNames] = {
     "reference": {"none": "beta 0.0"},
     "batches": {"padded": "padding_free false"},
@@ -73,22 +78,26 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             whose = "TRL's own" if config.has("reward_model") else "TRL's own without it"
             raise config.unsupported(name, f"{why}; nearest, {whose}: {_nearest(config, parsed)}")
         config.require_off(name, why=why)
-    if not at_least(version, OWN_LOG_PROBS):
-        newer = setting("framework_version", OWN_LOG_PROBS)
+    if not at_least(version, IN_PLACE):
+        newer = setting("framework_version", IN_PLACE)
         for name in ROWS:
-            config.require_off(
-                name, why=f"with rlhf_type grpo before {OWN_LOG_PROBS} is not modelled; nearest: {newer}"
-            )
+            config.require_off(name, why=f"with rlhf_type grpo before {IN_PLACE} is not modelled; nearest: {newer}")
     if config.lowercase("loss_type", default="grpo") not in LOSSES:
         raise config.unsupported("loss_type", f"is not modelled yet; modelled: {', '.join(LOSSES)}")
+    rows = row_field(config)
+    since = IN_PLACE if rows["batches"] == "packed" else OWN_LOG_PROBS
     fields: dict[str, Any] = {
         "task": "grpo",
-        "loss": "logits_to_keep" if at_least(version, OWN_LOG_PROBS) else "standard",
-        **row_field(config),
+        "loss": "logits_to_keep" if at_least(version, since) else "standard",
+        **rows,
         "num_generations": config.integer("num_generations", default=8),
         "num_iterations": config.integer("num_iterations", default=1),
         "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
     }
+    if not config.is_off(SERVER):  # whose log-probabilities come back: a number for each token (grpo_trainer.py)
+        config.note("default", SERVER, "the teacher is on other GPUs")
+    elif fields["num_generations"] == 1:
+        raise ConfigError(f"{config.place('num_generations')}: ms-swift stops at 1 without a teacher")
     wants_entropy = config.boolean("log_entropy", default=False)
     wants_entropy |= config.number("top_entropy_quantile", default=1.0) < 1.0
     fields["entropy_graph"] = wants_entropy and fields["loss"] == "logits_to_keep"  # TRL's function has no graph
@@ -116,8 +125,11 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
             "does not divide num_generations: logits of a micro-batch begin where its shortest prompt ends, and are"
             " counted from the first token on",
         )
-    job |= fields
-    refuse_sequence_parallel(config, parsed.model, job)
+    shared = shared_fields(config, version, job["num_gpus"], computes_cross_entropy=False)
+    job |= fields | shared
+    for name in ("gradient_accumulation_steps", "steps_per_generation") if shared else ():
+        if name in job:  # of all GPUs that share texts, one after another (grpo_trainer.py: __init__)
+            job[name] *= shared["swift"]["sequence_parallel"]
     if "sequence_length" not in fields:
         job.pop("sequence_length", None)
         parsed.completion_length = answer

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from vramplan.errors import ConfigError, setting
-from vramplan.frameworks.nearest import estimate_command
+from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 
 ROWS = ("padding_free", "packing")
@@ -18,7 +18,11 @@ ENCODE_LATER = ("grpo", "gkd")
 """Those that take them too, and encode each batch on its own: packing makes no packs (4.6, sft.py: pre_process)."""
 
 SPLIT = "sequence_parallel_size"
-"""GPUs that each text is split over."""
+"""GPUs that share each text."""
+SHARED_SINCE = "3.12"
+"""The first version whose code was read."""
+CHUNK = "CELOSS_PARALLEL_SIZE"
+"""The environment variable with the tokens whose cross-entropy is computed at a time, where GPUs share texts."""
 
 
 def makes_packs(config: ConfigReader) -> bool:
@@ -78,35 +82,31 @@ def refuse_rows(config: ConfigReader, what: str) -> None:
             raise ConfigError(f"{config.place(name)}: {name}: ms-swift stops at it with {what}; set it to false")
 
 
-def check_whole_texts(config: ConfigReader) -> None:
-    """Refuse texts that are split over GPUs where no estimate comes near; DPO and GRPO are refused with one.
+def shared_fields(config: ConfigReader, version: str, num_gpus: int, computes_cross_entropy: bool) -> dict[str, Any]:
+    """GPUs that share the tokens of each text (sequence_parallel/sequence_parallel.py: _init_device_mesh).
 
     Raises:
-        UnsupportedError: if they are split.
+        ConfigError: for a number that does not divide the GPUs.
+        UnsupportedError: for a version that was not read.
     """
-    if config.lowercase("rlhf_type", default="") not in ("dpo", "grpo"):
-        without = f"{setting('set', f'{SPLIT}=')} estimates the run without it"
-        config.require_off(SPLIT, 1, why=f"is not modelled yet; {without}")
+    gpus = config.integer(SPLIT, default=1)
+    if gpus == 1:
+        return {}
+    if not at_least(version, SHARED_SINCE):
+        newer = setting("framework_version", SHARED_SINCE)
+        raise config.unsupported(SPLIT, f"of versions before {SHARED_SINCE} is not modelled; nearest: {newer}")
+    if num_gpus % gpus:
+        raise ConfigError(f"{config.place(SPLIT)}: {gpus} does not divide {num_gpus} GPUs: ms-swift stops at that")
+    chunk = (config.variable(CHUNK) or "0") if computes_cross_entropy else "0"
+    own = {"cross_entropy_chunk": int(chunk)} if chunk.isdecimal() and int(chunk) else {}
+    return {"swift": {"sequence_parallel": gpus, **own}}
 
 
-def refuse_sequence_parallel(config: ConfigReader, model: str, job: Mapping[str, Any]) -> None:
-    """Refuse texts that are split over GPUs, with the nearest estimate: texts as short as a GPU's part.
-
-    Each GPU has logits of all tokens of its part, and all tokens of some heads in attention (4.6,
-    rlhf_trainers/grpo_trainer.py: _get_logps_via_sp; rlhf_mixin.py: get_per_token_logps; sequence_parallel).
+def refuse_shared(config: ConfigReader) -> None:
+    """Refuse GPUs that share texts where that is not modelled.
 
     Raises:
-        UnsupportedError: if they are.
+        UnsupportedError: if they do.
     """
-    parts = config.integer(SPLIT, default=1)
-    if parts == 1:
-        return
-    if "sequence_length" not in job:
-        without = setting("set", f"{SPLIT}=")
-        raise config.unsupported(SPLIT, f"is not modelled yet; {without} estimates whole texts on each GPU")
-    part = {**job, "sequence_length": ceil(job["sequence_length"] / parts), "prompt_length": 1}
-    raise config.unsupported(
-        SPLIT,
-        "is not modelled yet; nearest, texts as short as a GPU's part, without what GPUs exchange in attention, so that"
-        f" a run needs more: {estimate_command(model, part)} --loss {job['loss']}",
-    )
+    without = setting("set", f"{SPLIT}=")
+    config.require_off(SPLIT, 1, why=f"is not modelled yet here; {without} estimates the run without it")

@@ -10,7 +10,13 @@ from vramplan.frameworks.nearest import refuse_task
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import ms_swift_gkd, ms_swift_ppo, saved_adapters
 from vramplan.frameworks.readers.ms_swift_model import SAVED
-from vramplan.frameworks.readers.ms_swift_rows import TAKE_ROWS, refuse_rows, refuse_sequence_parallel, rows_of_pairs
+from vramplan.frameworks.readers.ms_swift_rows import (
+    TAKE_ROWS,
+    refuse_rows,
+    refuse_shared,
+    rows_of_pairs,
+    shared_fields,
+)
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job, own_reference
@@ -59,6 +65,8 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     """
     value = config.lowercase("rlhf_type", default="dpo")
     task = TASKS.get(value)
+    if value != "dpo":
+        refuse_shared(config)
     if value == "gkd" and not at_least(version, ms_swift_gkd.SINCE):
         raise ms_swift_gkd.earlier(config, model, job)
     if value == "gkd":
@@ -90,7 +98,7 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
         check_reference(config, job)
     fields |= reference_adapters(config, value, job)
     if task == "dpo":
-        refuse_sequence_parallel(config, model, {**job, **fields})
+        fields |= shared_fields(config, version, job["num_gpus"], computes_cross_entropy=False)
     return fields
 
 
