@@ -14,7 +14,7 @@ from vramplan import estimate
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
-WORST, MEDIAN = 0.025, 0.001
+WORST, MEDIAN = 0.008, 0.00001
 
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
