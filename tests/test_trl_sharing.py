@@ -20,8 +20,10 @@ KTO_FSDP1: dict[str, Any] = {"strategy": "fsdp", "task": "kto", "fsdp": {"versio
 
 def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak; of the forward if no reference runs between it and the loss."""
-    peaks = estimated_peaks(row, GPU)
-    phases = {"forward" if job_of(row).task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
+    job, peaks = job_of(row), estimated_peaks(row, GPU)
+    phases = {"forward" if job.task is None else "reference", "backward", "optimizer"} & row["peaks"].keys()
+    if job.strategy == "fsdp" and job.fsdp.version == 1:
+        phases.add("forward")
     return {phase: abs(peaks[phase] / row["peaks"][phase] - 1) for phase in phases}
 
 

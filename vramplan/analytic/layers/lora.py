@@ -7,6 +7,8 @@ from typing import NamedTuple
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Parameter, Tensor
 
+CAST = "input cast to the adapter's dtype"
+
 
 class Adapter(NamedTuple):
     """The adapter of one layer, with that layer's weight and bias."""
@@ -25,18 +27,16 @@ class Adapter(NamedTuple):
 def dense(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     """``out + lora_B(lora_A(dropout(x))) * scaling`` in the adapter's dtype (tuners/lora/layer.py)."""
     dtype = out.dtype
-    # `x` and both casts are held until the function returns, `out` is not; a recomputation that ends in here frees the
+    # `x` and the cast are held until the function returns, `out` is not; a recomputation that ends in here frees the
     # cast before `out`
-    x = ops.to(x, adapter.input_dtype or adapter.down.dtype, "input cast to the adapter's dtype")
-    gathered = x if x.dtype != adapter.down.dtype else None
-    x = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype")
+    x = ops.to(x, adapter.input_dtype or adapter.down.dtype, CAST)
     if adapter.magnitude is not None:
         total = ops.add(out, directed(x, out, adapter, adapter.magnitude), "output with adapter")
     else:
-        total = ops.add(out, low_rank(x, adapter), "output with adapter")
+        total = ops.add(out, low_rank(x, adapter, adapter.down.dtype), "output with adapter")
     del out
     total = ops.to(total, dtype, "output with adapter")  # frees the sum, before the casts
-    del x, gathered
+    del x
     return total
 
 
@@ -48,7 +48,7 @@ def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     if adapter.weight.quantize != "int8":
         out = ops.copy(out, "base output, cloned")
     dtype, casts = out.dtype, x.tape.autocast is None
-    x = ops.to(x, adapter.down.dtype, "input cast to the adapter's dtype") if casts else x
+    x = ops.to(x, adapter.down.dtype, CAST) if casts else x
     if adapter.magnitude is not None:
         total = ops.add(out, directed(x, out, adapter, adapter.magnitude), "output with adapter")
         return ops.to(total, dtype, "output with adapter") if casts else total
@@ -58,9 +58,11 @@ def quantized(x: Tensor, out: Tensor, adapter: Adapter) -> Tensor:
     return ops.add(out, delta, "output with adapter")
 
 
-def low_rank(x: Tensor, adapter: Adapter) -> Tensor:
-    """``lora_B(lora_A(dropout(x))) * scaling``."""
-    down = ops.linear(ops.dropout(x, adapter.dropout), adapter.down, None, "lora_A output")
+def low_rank(x: Tensor, adapter: Adapter, dtype: str | None = None) -> Tensor:
+    """``lora_B(lora_A(dropout(x))) * scaling``; FSDP 1 casts what `lora_A` takes to `dtype`, and drops that again."""
+    down = ops.linear(
+        ops.to(ops.dropout(x, adapter.dropout), dtype or x.dtype, CAST), adapter.down, None, "lora_A output"
+    )
     return ops.scale(ops.linear(down, adapter.up, None, "lora_B output"), "scaled lora_B output")
 
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
 from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
+from vramplan.analytic.strategies.fsdp1_loading import LoadedUnit
+from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.memory.optimizer_steps import Weight
 from vramplan.memory.recorder import Recorder
-from vramplan.memory.timeline import Storage
+from vramplan.memory.timeline import Mark, Storage
 from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
 if TYPE_CHECKING:
@@ -29,7 +31,13 @@ class Unit:
     """One flat weight, of trainable or of frozen weights."""
 
     def __init__(
-        self, name: str, members: list[Placed], weights: list[Weight], cards: int, reduced: str | None = None
+        self,
+        name: str,
+        members: list[Placed],
+        weights: list[Weight],
+        cards: int,
+        loaded: str,
+        reduced: str | None = None,
     ) -> None:
         self.members = members
         first, stored = members[0].parameter, weights[0].dtype
@@ -58,6 +66,7 @@ class Unit:
         self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
         self.part = Weight(name, (own,), stored)
         self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
+        self.loading = LoadedUnit(name, own, 1 if alone else cards, loaded)
 
 
 class Fsdp1(Sharded):
@@ -74,7 +83,9 @@ class Fsdp1(Sharded):
         self.units: dict[int | None, list[Unit]] = {None: []}
         for (layer, is_adapter), members in places.items():
             name = "root" if layer is None else "layers.* adapters" if is_adapter else "layers.*"
-            unit = Unit(name, members, [stored(one.parameter, job) for one in members], cards, job.fsdp.reduce_dtype)
+            weights = [stored(one.parameter, job) for one in members]
+            loaded = divided(members[0].parameter, job).dtype
+            unit = Unit(name, members, weights, cards, loaded, job.fsdp.reduce_dtype)
             self.units.setdefault(layer, []).append(unit)
         # _runtime_utils.py, _get_handle_to_prefetch: a unit whose forward ran without gradients is not asked for
         around = job.reentrant and job.fsdp.checkpoint_wraps_fsdp
@@ -84,10 +95,14 @@ class Fsdp1(Sharded):
         """For each layer the units of the one that runs before it."""
         self.whole: dict[Unit, int] = {}
         """Flat weights that are gathered."""
+        self.copied: dict[Unit, int] = {}
+        """Own parts from the host that live as long as the gathered weights."""
         self.flat: dict[Unit, int] = {}
         """Gradients that wait for the last micro-step."""
         self.own: set[Unit] = set()
         """Units with a reduced gradient, to which those of further micro-batches are added."""
+        self.dropped: int | None = None
+        """The event at which the last step's gradients were dropped."""
         self.late: list[int] = []
         """Gradients that wait for the others of their unit."""
         self.waiting: list[Unit] = []
@@ -99,18 +114,34 @@ class Fsdp1(Sharded):
         return [unit for units in self.units.values() for unit in units]
 
     def load(self) -> None:
-        """Load the own part of every unit."""
+        """Load the own part of every unit, of the root last; accelerate casts them after that (1.15: prepare_model)."""
         super().load()
-        for unit in self.all_units:
-            flat = self.record.allocate(unit.whole) if self.loaded else None
-            formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
-            part = self.record.allocate(Storage(unit.part.num_bytes, "parameter", unit.part.name, formula))
-            if flat is not None:
-                self.record.free(flat)
-            if self.offloads:
-                self.record.free(part)
-            self.own_parts["weights"].append(part)
-            self.leave(unit.members)
+        record, (root, *layers) = self.record, self.units.values()
+        units = [unit for several in (*layers, root) for unit in reversed(several)]  # a layer's adapters first
+        parts = [self._load(unit) for unit in units]
+        for number, unit in enumerate(units):
+            if unit.loading.part.num_bytes != unit.part.num_bytes and not self.offloads:
+                formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
+                part = Storage(unit.part.num_bytes, "parameter", unit.part.name, formula)
+                loaded, parts[number] = parts[number], record.allocate(part)
+                record.free(loaded)
+        self.own_parts["weights"] = parts
+
+    def _load(self, unit: Unit) -> int:
+        """Load a unit whole, and divide it; the number of the own part."""
+        weights = [
+            storage
+            for one in unit.members
+            if one not in self.loaded
+            for storage in one.storages(self.loaded_dtype(one))[:1]
+        ]
+        numbers = self.record.allocate_all(weights)
+        part = unit.loading.divide(self.record, [weight.num_bytes for weight in weights])
+        self.record.free_all(numbers)
+        self.leave(unit.members)
+        if self.offloads:
+            self.record.free(part)
+        return part
 
     def gathered_bytes(self) -> int:
         """Bytes of the root and the largest layer."""
@@ -121,6 +152,7 @@ class Fsdp1(Sharded):
         """Gather before, drop or reduce after; the root stays gathered from the beginning to the end."""
         if piece.phase != self.phase:
             self.phase = piece.phase
+            self._begin_forward()
             self._gather(self.units[None])
         backward = piece.phase.startswith("backward")
         if piece.layer is None:
@@ -145,6 +177,16 @@ class Fsdp1(Sharded):
         elif self.job.fsdp.reshard_after_forward:
             self._drop(units)
 
+    def _begin_forward(self) -> None:
+        """Have the forward begin with the gradients that an optimizer step leaves.
+
+        Flat weights hold them until then (torch 2.13, _flat_param.py: _reset_flat_param_grad_info_if_needed).
+        """
+        *_, before, last = (Mark("", 0), *self.record.marks)
+        if self.dropped is not None and (before.phase, last.phase) == ("optimizer", "forward"):
+            self.record.marks[-1] = Mark(last.phase, self.dropped)
+        self.dropped = None
+
     def _extend(self, events: Sequence[int], offset: int) -> None:
         """All but the end of each weight's gradient, which waits until those of its unit are put together."""
         added, source = self.step.record.transient_gradients, self.step.unfolded.source
@@ -167,6 +209,8 @@ class Fsdp1(Sharded):
                 copy = self.record.allocate(unit.from_host)
                 if passing:
                     self.record.free(copy)
+                elif self.job.fsdp.use_orig_params:  # whose weights are views of the copy: _use_sharded_views
+                    self.copied[unit] = copy
                 else:
                     passing = [copy]
             self.whole[unit] = self.record.allocate(unit.whole)
@@ -176,6 +220,8 @@ class Fsdp1(Sharded):
         for unit in list(units):
             if unit in self.whole:
                 self.record.free(self.whole.pop(unit))
+            if unit in self.copied:
+                self.record.free(self.copied.pop(unit))
         if units is self.waiting:
             units.clear()
 
@@ -236,5 +282,6 @@ class Fsdp1(Sharded):
         self.phase = ""
 
     def drop_gradients(self, offset: int) -> None:
+        self.dropped = len(self.record.events) if self.job.fsdp.use_orig_params else None
         super().drop_gradients(offset)
         self.own.clear()

@@ -53,6 +53,8 @@ class Visit(NamedTuple):
     """Whether the modules that follow run inside it."""
     late: bool = False
     """Whether nothing tells when its backward is over."""
+    recomputes: bool = False
+    """Whether its backward is the first that may want what checkpointing dropped, and recomputes the layer."""
 
 
 class Trace:
@@ -278,7 +280,7 @@ class Coordinator:
         `saves`: its forward saved them for backward; `recomputes`: checkpointing ran it again (release_sub_module), and
         holds a view of what that saved (torch 2.13, utils/checkpoint.py: _recomputation_hook).
         """
-        if not recomputes and visit.module is not None and not self.keeps_recomputed:
+        if not recomputes and (visit.module is not None or visit.recomputes) and not self.keeps_recomputed:
             self.release_recomputed()
         for weight in visit.weights:
             if recomputes and not (weight.trains or weight.stays) and weight.number not in self.recomputed:

@@ -124,8 +124,21 @@ class Modules:
         turns = self.known.get(piece.pattern)
         if turns is None:
             turns = self.known[piece.pattern] = list(self._turns(piece, events))
+            if not self.job.reentrant:
+                self._join_recomputed(turns, piece.layer)
         for number, recomputes, module in turns:
             yield number, (piece.phase, recomputes, (piece.layer, module))
+
+    def _join_recomputed(self, turns: list[tuple[int, bool, str]], layer: int | None) -> None:
+        """Make one turn of a module's that ends a recomputation, and of the backward that asked for it.
+
+        That begins before, and gathers the weights. Where an adapter's matrix asked, the layer under it has two.
+        """
+        for number, ((event, recomputes, module), (_, again, following)) in enumerate(pairwise(turns)):
+            adapted = any(".lora_" in weight.label for weight in self.of.get((layer, module), ()))
+            if recomputes and not again and module == following and not adapted:
+                turns[number : number + 2] = [(event, False, module)]
+                return
 
     def _turns(self, piece: UnfoldedSection, events: Sequence[int]) -> Iterator[tuple[int, bool, str]]:
         """(event, whether it recomputes, name of the module), the same for all layers that the simulated one is for."""
@@ -188,8 +201,10 @@ class Modules:
         found = [Visit(None, ())] * (self._others(before, turn, begins) + entered)
         if begins and self.head:  # the innermost but for what _entered counts is the causal language model
             found[len(found) - entered] = Visit(None, self.head, lasts=True)
+        backward = turn[0].startswith("backward") and not turn[1]
         found += [
-            Visit(None, part, late=late and not _is_of_adapter(part, number)) for number, part in enumerate(others)
+            Visit(None, part, late=late and not adapter, recomputes=backward and adapter)
+            for part, adapter in ((part, _is_of_adapter(part, number)) for number, part in enumerate(others))
         ]
         found.append(Visit(turn[2], last, late=late and not _is_of_adapter(last, len(others))))
         return found

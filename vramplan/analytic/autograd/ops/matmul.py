@@ -87,14 +87,18 @@ def linear(
             del product
         return grads
 
+    def multiplied() -> Tensor:
+        tape.product(flops, moved, dtype, rows * out_features)
+        return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
+
     node = tape.node(inputs, backward)
     del inputs
+    product = multiplied() if tape.keeps_inputs else None  # DeepSpeed's function saves when it has run
     if weight.node is not None or tape.keeps_inputs:
         tape.save(node, x)
     if x.node is not None:
         tape.save(node, weight)
-    tape.product(flops, moved, dtype, rows * out_features)
-    return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
+    return product or multiplied()
 
 
 def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
