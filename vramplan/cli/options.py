@@ -352,7 +352,7 @@ def _job_file(path: Path | None) -> dict[str, Any]:
     given = read_json(path)
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: expected a JSON object of job settings")
-    from vramplan.inputs.job import check_settings
+    from vramplan.inputs.validation import check_settings
 
     try:
         check_settings(given)

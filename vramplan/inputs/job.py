@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from vramplan.errors import ConfigError, nearest_names
-from vramplan.inputs.former_names import FORMER_FIELDS, with_current_names
 from vramplan.inputs.job_values import (
     DEFAULT_SEQUENCE_LENGTH,
     GENERATING,
@@ -35,51 +32,22 @@ from vramplan.inputs.job_values import (
     QuantStorage,
     Reference,
     RolloutOffload,
+    Strategy,
     Task,
+    engine_casts,
+    own_reference,
 )
 from vramplan.inputs.openrlhf import OpenRlhf
-from vramplan.inputs.record import Record, Replaced, field
+from vramplan.inputs.record import Record, field
 from vramplan.inputs.sharding import Fsdp, Zero, renamed
 from vramplan.inputs.swift import Swift
 from vramplan.inputs.verl import Verl
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings from a file that are no fields of a job: they would reach functions as other arguments.
-
-    Raises:
-        ConfigError: naming the first.
-    """
-    for name in settings:
-        if name not in Job.model_fields and name not in FORMER_FIELDS:
-            nearest = nearest_names(name, Job.model_fields, 1)
-            raise ConfigError(f"{name}: no such setting" + (f"; did you mean {nearest[0]}?" if nearest else ""))
-
-
-Strategy = Annotated[
-    Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "device_map"],
-    Replaced(lambda value: with_current_names({"strategy": value})["strategy"]),
-]
-
-
-def engine_casts(strategy: object, quantize: object = "none") -> bool:
-    """Whether DeepSpeed's engine casts the whole model (0.19, runtime/engine.py: _cast_module_mixed_precision).
-
-    At stage 3 it does not cast a model that was sharded while loading; transformers loads a quantized model whole
-    (modeling_utils.py: get_init_context), and that one is cast.
-    """
-    return strategy in ("zero0", "zero1", "zero2") or (strategy == "zero3" and quantize != "none")
 
 
 def with_batch(job: Job, micro_batch_size: int, gradient_accumulation_steps: int) -> Job:
     """The job at another batch, which is not checked."""
     batch = {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
     return job.model_copy(update=batch)
-
-
-def own_reference(method: str) -> Reference:
-    """The reference that trainers take if none is given: the base of adapters, or a second model."""
-    return "model" if method == "full" else "adapters_off"
 
 
 class Job(Record):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from vramplan.inputs.former_names import with_current_names
 from vramplan.inputs.openrlhf import OpenRlhf
+from vramplan.inputs.record import Replaced
 from vramplan.inputs.swift import Swift
 from vramplan.inputs.verl import Verl
 
@@ -78,6 +80,10 @@ EmbeddingLoss = Literal[
 ]
 Offload = Literal["none", "optimizer", "all"]
 RolloutOffload = Literal["none", "optimizer", "model", "all"]
+Strategy = Annotated[
+    Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "device_map"],
+    Replaced(lambda value: with_current_names({"strategy": value})["strategy"]),
+]
 PpoTrainer = Literal["trl", "ms_swift"]
 
 PPO_TRAINERS: Mapping[PpoTrainer, str] = {"trl": "TRL up to 1.12", "ms_swift": "ms-swift"}
@@ -100,3 +106,17 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
 """The settings of a job that trains the next token, in place of those of a task."""
 DEFAULT_SEQUENCE_LENGTH = 2048
 """Tokens of a sample if none are given."""
+
+
+def engine_casts(strategy: object, quantize: object = "none") -> bool:
+    """Whether DeepSpeed's engine casts the whole model (0.19, runtime/engine.py: _cast_module_mixed_precision).
+
+    At stage 3 it does not cast a model that was sharded while loading; transformers loads a quantized model whole
+    (modeling_utils.py: get_init_context), and that one is cast.
+    """
+    return strategy in ("zero0", "zero1", "zero2") or (strategy == "zero3" and quantize != "none")
+
+
+def own_reference(method: str) -> Reference:
+    """The reference that trainers take if none is given: the base of adapters, or a second model."""
+    return "model" if method == "full" else "adapters_off"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vramplan.inputs.job import Job, own_reference
-from vramplan.inputs.job_values import GENERATING, REFERRING, ROLLOUTS, Loss
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import GENERATING, REFERRING, ROLLOUTS, Loss, own_reference
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, name_settings, setting
+from collections.abc import Mapping
+from typing import Any
+
+from vramplan.errors import CannotRunError, ConfigError, UnsupportedError, name_settings, nearest_names, setting
 from vramplan.inputs.distillation_rules import DISTILLATION_RULES
+from vramplan.inputs.former_names import FORMER_FIELDS
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.image_task_rules import IMAGE_TASK_RULES
 from vramplan.inputs.job import Job
@@ -440,3 +444,15 @@ def check_card(job: Job, gpu: Gpu, trains: bool = True) -> None:
             {"attention": "sdpa"},
             {"attention": "sdpa"},
         )
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings from a file that are no fields of a job: they would reach functions as other arguments.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    for name in settings:
+        if name not in Job.model_fields and name not in FORMER_FIELDS:
+            nearest = nearest_names(name, Job.model_fields, 1)
+            raise ConfigError(f"{name}: no such setting" + (f"; did you mean {nearest[0]}?" if nearest else ""))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from vramplan.bounded_read import decoded, parse_json, read_bytes
 from vramplan.errors import ConfigError
-from vramplan.inputs.job import check_settings
+from vramplan.inputs.validation import check_settings
 
 Run = TypeVar("Run", bound=BaseModel)
 

@@ -13,8 +13,8 @@ from vramplan.inputs.image_task_rules import is_compared
 from vramplan.inputs.images import COUNTED, IMAGE_PROCESSORS, processed_image
 from vramplan.inputs.images.sounds import HEARD
 from vramplan.inputs.images.types import image_size
-from vramplan.inputs.job import Job, engine_casts
-from vramplan.inputs.job_values import FUSED_KERNELS, MAX_COUNT, ROLLOUTS
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import FUSED_KERNELS, MAX_COUNT, ROLLOUTS, engine_casts
 from vramplan.inputs.load import OTHER_MODELS, name_of_other_model
 from vramplan.inputs.model_spec import ModelSpec
 from vramplan.inputs.sample_lengths import lengths_of

@@ -8,8 +8,6 @@ when it has run.
 
 A local variable of a forward or backward function is a lifetime: its storage is freed when the variable is deleted,
 assigned again or its function returns, as in PyTorch. Adding, removing or reordering locals changes the estimate.
-
-The record is a list of integers: ``i`` allocates storage ``i``, ``~i`` frees it.
 """
 
 from __future__ import annotations
@@ -17,24 +15,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from math import prod
 from typing import Any, TypeVar
 from weakref import ref
 
-from vramplan.analytic.autograd.buffer_names import BUFFER_NAMES
-from vramplan.analytic.autograd.chunks import Chunk, simulated_chunks
 from vramplan.analytic.autograd.graph import (
     Accumulate,
     Backward,
     CheckpointFrame,
     Grads,
-    LayerSection,
     LiveStorage,
     Node,
     Parameter,
     Resident,
     StopRecompute,
-    StorageInfo,
     TakenGradient,
     Tensor,
     count_dependencies,
@@ -42,10 +35,8 @@ from vramplan.analytic.autograd.graph import (
     leaf,
 )
 from vramplan.analytic.autograd.offload import Offload, Packed
+from vramplan.analytic.autograd.recording import Recording
 from vramplan.analytic.autograd.reference_counts import base_holders, holders
-from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
-from vramplan.step_time.kernels import ELEMENTWISE, MATMUL, Kernel
-from vramplan.units import DTYPE_BYTES
 
 Output = TypeVar("Output")
 
@@ -53,50 +44,28 @@ EMPTIES_CACHE = "empties the cache"
 """Category of what is no storage: where it is allocated, PyTorch's allocator gives back what is free."""
 
 
-class Tape:
+class Tape(Recording):
     """The recorder and the autograd engine.
 
-    `autocast` is the dtype that matmul-like ops run in, or None. Sections are opened by :meth:`enter`.
+    `autocast` is the dtype that matmul-like ops run in, or None.
     """
 
     def __init__(self) -> None:
-        self.events: list[int] = []
-        self.storages: list[StorageInfo] = []
+        super().__init__()
         self.kept: set[int] = set()
         """Ids of storages that are saved for backward."""
-        self.transient_gradients: set[int] = set()
-        """Ids of gradient storages that are freed as soon as they are produced: added to an earlier gradient, or
-        consumed by a ZeRO or FSDP hook (`gives_gradients`)."""
         self.taken: list[TakenGradient] = []
         """The gradients that weights took over, or copied, in order."""
-        self.repeated = RepeatedExperts(self.events, self.storages, self.transient_gradients)
         self.gives_gradients = False
         """Whether a hook consumes each weight's gradient as soon as it is produced."""
         self.keeps_inputs = False
         """Whether linear layers save their input for a frozen weight too (DeepSpeed 0.19, runtime/zero/linear.py)."""
-        self.kernels: list[Kernel] = []
-        self.first_products: dict[tuple[int, bool], int] = {}
-        """The first storage allocated at a matrix product, by GPU and whether backward runs: each of the two threads
-        has a cuBLAS handle, whose workspace follows it."""
-        self.sections: list[LayerSection] = []
         self.parameters: dict[tuple[int | None, str], Parameter] = {}
         self.second_parameters: dict[tuple[int | None, str], Parameter] = {}
         """Those of a second model."""
         self.sequence = 0
-        self.layer: int | None = None
-        self.chunk: Chunk | None = None
-        self.run = 0
-        """Number of the model's forward in this phase: a step may have several."""
-        self.replays = False
-        """Whether a forward runs within backward; the nodes that it makes belong to the next run."""
         self.run_times: dict[int, int] = {}
         """How often a forward runs that is simulated once, by its number."""
-        self.card = 0
-        """Index of the GPU that ops allocate on."""
-        self.phase = ""
-        self.owner = ""
-        """In front of the names of modules outside of layers, if a second model trains and runs (``value_model.``)."""
-        self._module = ""
         self.grad_enabled = True
         self.training = True
         self.drops = True
@@ -111,7 +80,6 @@ class Tape:
         """Whether ``torch.inference_mode`` is on, in which autocast of torch 2.13 keeps no cast weights."""
         self.frame: CheckpointFrame | None = None
         self.recomputing: CheckpointFrame | None = None
-        self.in_backward = False
         self.alone = holders([Tensor(self, Resident(), (), "fp32")], 0)
         """Reference counts of a tensor that only one list holds."""
         self.alone_view = base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
@@ -120,63 +88,6 @@ class Tape:
         self.offload: Offload | None = None
         """Where saved tensors wait in host memory."""
 
-    @property
-    def module(self) -> str:
-        """Name of the module that runs."""
-        return self._module
-
-    @module.setter
-    def module(self, name: str) -> None:
-        self._module = self.named(name)
-
-    def named(self, name: str) -> str:
-        """A module's or weight's name, with its owner's in front: layers of the models have numbers of their own."""
-        return self.owner + name if self.owner and self.layer is None else name
-
-    # -- recording ---------------------------------------------------------------------------------------------------
-
-    def enter(self, phase: str, layer: int | None, chunk: Chunk | None = None) -> None:
-        """Open a section: all that follows belongs to `layer` in `phase`, in the forward number `run`, or a chunk."""
-        place = phase, layer, chunk, self.run
-        if self.sections and (self.phase, self.layer, self.chunk, self.sections[-1].run) == place:
-            return
-        self.phase, self.layer, self.chunk = phase, layer, chunk
-        first = len(self.events), len(self.storages), len(self.kernels)
-        self.sections.append(LayerSection(phase, layer, *first, self.run, self.replays, chunk))
-
-    def chunks(self, count: int) -> Iterator[None]:
-        """The chunks to simulate of a loop over `count` equal ones, in order; nothing else may be in one of them."""
-        for chunk in simulated_chunks(count):
-            self.enter(self.phase, self.layer, chunk)
-            yield
-        self.enter(self.phase, self.layer)
-
-    def allocate(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> LiveStorage:
-        """A new storage. Its category defaults to activation in forward and temporary in backward."""
-        storages = self.storages
-        id = len(storages)
-        if not category:
-            category = "temporary" if self.in_backward else "activation"
-        storages.append(
-            StorageInfo(prod(shape) * DTYPE_BYTES[dtype], category, self._module, what, shape, dtype, self.card)
-        )
-        self.events.append(id)
-        return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
-
-    def buffer(self, kernel: str, numbers: tuple[int, ...], dtype: str) -> LiveStorage:
-        """Memory that a kernel allocates until its caller drops it; its size depends on the GPU.
-
-        Args:
-            kernel: a key of :data:`vramplan.memory.kernel_buffers.BUFFERS`.
-            numbers: what the size follows from.
-            dtype: the dtype that the kernel reads.
-        """
-        id = len(self.storages)
-        what = BUFFER_NAMES[kernel]
-        self.storages.append(StorageInfo(0, "workspace", self._module, what, numbers, dtype, self.card, kernel))
-        self.events.append(id)
-        return self.repeated.storage(id) if self.repeated.copies > 1 else LiveStorage(id, self.events.append)
-
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
         return Tensor(self, self.allocate(shape, dtype, what, category), shape, dtype)
@@ -184,29 +95,6 @@ class Tape:
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.empty((0,), "bool", "", EMPTIES_CACHE)
-
-    def work(
-        self,
-        flops: int,
-        moved_bytes: int,
-        dtype: str,
-        launches: int = 1,
-        kind: str = ELEMENTWISE,
-        results: int = 0,
-    ) -> None:
-        """Record the work of one op; see :class:`Kernel`."""
-        times = self.repeated.copies
-        work = times * flops, times * moved_bytes, times * launches
-        self.kernels.append(Kernel(*work, dtype, kind, times * results))
-
-    def product(self, flops: int, moved_bytes: int, dtype: str, results: int, launches: int = 1) -> None:
-        """Record the work of a matrix product with so many elements of the result, which is allocated next."""
-        handle = self.card, self.phase[:1] == "b"
-        if handle not in self.first_products:
-            self.first_products[handle] = len(self.storages)
-        self.work(flops, moved_bytes, dtype, launches, MATMUL, results)
-
-    # -- autograd ----------------------------------------------------------------------------------------------------
 
     def node(self, inputs: tuple[Tensor, ...], backward: Backward, num_grads: int = 1) -> Node | None:
         """A node for an op on `inputs`, or None if no input needs a gradient."""

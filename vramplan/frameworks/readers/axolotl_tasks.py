@@ -10,7 +10,7 @@ from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers.axolotl_grpo import grpo_fields
 from vramplan.frameworks.readers.trl_grpo import completion_length
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import own_reference
+from vramplan.inputs.job_values import own_reference
 from vramplan.units import round_up
 
 SINCE, TRL = "0.19", "1.9.0"

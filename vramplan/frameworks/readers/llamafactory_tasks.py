@@ -8,7 +8,8 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job, own_reference
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import own_reference
 from vramplan.units import round_up
 
 WRITTEN = ("dpo", "kto")

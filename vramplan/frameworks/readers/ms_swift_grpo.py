@@ -20,7 +20,8 @@ from vramplan.frameworks.readers.ms_swift_rows import ROWS, row_field, shared_fi
 from vramplan.frameworks.readers.ms_swift_tasks import check_reference, reference_adapters
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job, own_reference
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import own_reference
 
 SINCE = "3.12"
 """The first version whose trainer was read."""

@@ -17,7 +17,8 @@ from vramplan.frameworks.readers.ms_swift_rollout import length_fields
 from vramplan.frameworks.readers.ms_swift_rows import refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job, own_reference
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import own_reference
 
 SINCE = "3.12"
 """The first version that was read."""

@@ -19,7 +19,8 @@ from vramplan.frameworks.readers.ms_swift_rows import (
 )
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job, own_reference
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import own_reference
 
 SINCE = {"kto": "3.9"}
 """The first version whose trainer has the same large tensors, by the task; of the others:"""

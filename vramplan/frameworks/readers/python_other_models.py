@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from vramplan.frameworks.readers.python_model import NO_MODELS, class_of
+from vramplan.frameworks.readers.python_adapters import class_of
+from vramplan.frameworks.readers.python_model import NO_MODELS
 from vramplan.frameworks.readers.python_trainer import Run
 from vramplan.frameworks.settings import Note
 from vramplan.frameworks.syntax.python_ast import Call, Script, Thing

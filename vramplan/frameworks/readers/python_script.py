@@ -21,6 +21,7 @@ from vramplan.frameworks.readers import (
 )
 from vramplan.frameworks.readers.python_adapters import ADAPTED, ARGUMENTS, WITH_BASE, class_of, folder_of
 from vramplan.frameworks.readers.python_effects import refuse_effects
+from vramplan.frameworks.readers.python_images import image_caps
 from vramplan.frameworks.readers.python_model import Model, is_model
 from vramplan.frameworks.readers.python_trainer import CONFIGS, MODEL_AT, OTHER_TRAINERS, TRAINERS, Run, find_run
 from vramplan.frameworks.readers.trl_trainers import WITHOUT_DTYPE
@@ -89,12 +90,6 @@ STANDBY = "UNSLOTH_VLLM_STANDBY"
 """Environment variable with which unsloth's vLLM sleeps while the model trains (unsloth_zoo, vllm_utils.py)."""
 LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel")
 """Unsloth's classes that are read."""
-PROCESSORS = ("Processor", "ImageProcessor", "ImageProcessorFast")
-"""Ends of the names of classes whose from_pretrained returns an image processor."""
-RESIZES = ("max_image_size", "do_image_splitting", "crop_to_patches", "max_patches", "do_pan_and_scan", "num_crops")
-"""Arguments of an image processor that change an image's tokens and are refused."""
-AREA = 4096
-"""Above this the edges in `size` are numbers of pixels, as in Qwen's processors, not sides (transformers 5.23)."""
 
 
 def is_training(script: Script) -> bool:
@@ -142,7 +137,7 @@ def _settings_of(script: Script) -> tuple[str, Settings]:
     refuse_effects(script)
     task = python_trl.task_of(run)
     if "unsloth" in script.imports:
-        settings = run.settings | _unsloth(script, run) | _image_caps(script)
+        settings = run.settings | _unsloth(script, run) | image_caps(script)
         if task is None:
             return "unsloth", settings
         return "unsloth", python_trl.moved(run) | settings | python_trl.settings_of(
@@ -155,7 +150,7 @@ def _settings_of(script: Script) -> tuple[str, Settings]:
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
     settings = run.settings | _named_by_adapters(script, model, _model(model, run, is_trl, task))
-    settings |= _quantized(script, run, model) | _adapters(script, run, model) | _image_caps(script)
+    settings |= _quantized(script, run, model) | _adapters(script, run, model) | image_caps(script)
     settings.pop("model_init_kwargs", None)
     if classifiers.TASK_KEY not in settings:
         settings.pop("lora_task_type", None)
@@ -317,30 +312,6 @@ def _named_by_adapters(script: Script, model: Model | None, settings: Settings) 
         return settings
     others = {key: value for key, value in settings.items() if key != "model_name_or_path"}
     return others | {saved_adapters.BASE_KEY: model.saved.folder}
-
-
-def _image_caps(script: Script) -> Settings:
-    """Caps on images that a processor is loaded with.
-
-    Raises:
-        UnsupportedError: for other arguments that change its images.
-    """
-    caps: Settings = {}
-    for call in script.named("from_pretrained"):
-        if not call.name.rpartition(".")[0].endswith(PROCESSORS):
-            continue
-        size = call.keywords.get("size")
-        arguments = {name: value for name, value in call.keywords.items() if name in ("min_pixels", "max_pixels")}
-        if size is not None and isinstance(size.value, dict) and size.value.get("longest_edge", 0) > AREA:
-            edges = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-            arguments |= {name: ConfigValue(size.value[e], size.place) for name, e in edges.items() if e in size.value}
-        elif size is not None:
-            raise UnsupportedError(f"{size.place}: {call.name}(size=...) is not modelled yet; give max_pixels")
-        for name in RESIZES:
-            if name in call.keywords:
-                raise UnsupportedError(f"{call.keywords[name].place}: {call.name}({name}=...) is not modelled yet")
-        caps |= arguments
-    return caps
 
 
 def _named_model(run: Run) -> Settings:

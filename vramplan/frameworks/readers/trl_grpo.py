@@ -9,7 +9,7 @@ from vramplan.frameworks.parsed_config import KeyNames, at_least
 from vramplan.frameworks.readers.trainer_arguments import read_dtype
 from vramplan.frameworks.readers.trl_trainers import PROMPT_LENGTH, dtype_of_scripts
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import own_reference
+from vramplan.inputs.job_values import own_reference
 
 CHANGES_LENGTH = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length", "cache_implementation", "n")
 """Keys of `generation_kwargs` that change the memory of a generation."""

@@ -12,7 +12,7 @@ from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig
 from vramplan.frameworks.readers import trl_grpo, trl_tasks
 from vramplan.frameworks.settings import ConfigReader
-from vramplan.inputs.job import own_reference
+from vramplan.inputs.job_values import own_reference
 
 TRL = "1.15.0"
 """The newest version of TRL that it requires."""

@@ -9,7 +9,7 @@ from vramplan.errors import ConfigError, UnsupportedError, nearest_names
 from vramplan.frameworks.known_keys import refuse_unmodelled
 from vramplan.frameworks.named_files import settings_named
 from vramplan.frameworks.settings import TRUE, ConfigReader, ConfigSource, ConfigValue, Note
-from vramplan.inputs.job import engine_casts
+from vramplan.inputs.job_values import engine_casts
 from vramplan.inputs.sharding import DEEPSPEED_SIZES
 
 PACKAGE = "deepspeed"

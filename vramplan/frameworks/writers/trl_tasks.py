@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vramplan.errors import UnsupportedError, setting
 from vramplan.frameworks.writers.config_text import Pairs
-from vramplan.inputs.job import Job, own_reference
-from vramplan.inputs.job_values import ROLLOUTS
+from vramplan.inputs.job import Job
+from vramplan.inputs.job_values import ROLLOUTS, own_reference
 
 TASKS = ("dpo", "kto", "reward", *ROLLOUTS)
 """Tasks with a command of TRL; ORPO and CPO have scripts alone, which load the model by its name without a dtype."""
