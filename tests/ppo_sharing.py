@@ -35,6 +35,8 @@ def cases() -> Iterator[dict[str, Any]]:
         for shared in (ALONE, *map(sharded, ("zero3", "zero2", "zero1"))):
             reference = "model" if method == "full" else "adapters_off"
             job = {**SMALL, **shared, "method": method, "reference": reference}
+            if (method, job.get("strategy")) == ("lora", "zero3"):  # with fp32 DeepSpeed stops
+                job["lora_dtype"] = "bf16"
             yield {"model": SCORER, "config": {LAYERS: 4}, "job": job}
     for strategy, method in (("zero3", "full"), ("zero2", "lora")):
         reference = "model" if method == "full" else "adapters_off"

@@ -183,7 +183,7 @@ def _adapted(model: nn.Module, job: Job, kind: str) -> nn.Module:
     model.requires_grad_(False)
     targets: Any = "all-linear" if job.lora_targets is None else list(job.lora_targets)
     adapters = LoraConfig(r=job.lora_rank, target_modules=targets, lora_dropout=0.0, task_type=kind)
-    return get_peft_model(model, adapters)  # type: ignore[arg-type]
+    return get_peft_model(model, adapters, autocast_adapter_dtype=job.lora_dtype == "fp32")  # type: ignore[arg-type]
 
 
 def _template(words: Any, collated: Callable[..., Any]) -> Any:

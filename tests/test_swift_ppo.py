@@ -114,3 +114,11 @@ def test_the_written_command_is_read_as_the_job(tmp_path: Path) -> None:
     path.write_text(export("swift", MODEL, job, "h100").text)
     again = check(path, "h100", num_gpus=2, look_further=False).estimate.job
     assert again == job
+
+
+def test_zero_3_stops_at_adapters_and_a_head_of_two_dtypes(tmp_path: Path) -> None:
+    """DeepSpeed 0.19, runtime/zero/utils.py: defragment; seen in a run of ms-swift's PPOTrainer."""
+    with pytest.raises(VramplanError, match="ms-swift's lora_dtype"):
+        job_of(tmp_path, "--tuner_type lora --deepspeed zero3", num_gpus=2)
+    job = job_of(tmp_path, "--tuner_type lora --deepspeed zero3 --lora_dtype bfloat16", num_gpus=2)
+    assert (job.strategy, job.lora_dtype) == ("zero3", "bf16")

@@ -15,7 +15,7 @@ from vramplan.inputs.job import Job
 from vramplan.inputs.model_inputs import Input, ModelInputs, text_inputs
 from vramplan.inputs.model_spec import Config
 from vramplan.inputs.task_inputs import ImageRows, task_inputs
-from vramplan.inputs.task_rules import TRL_TASKS, drops_nothing
+from vramplan.inputs.task_rules import TRL_TASKS, drops_nothing, saved_head
 from vramplan.memory.fused_attention import FusedAttention
 
 
@@ -104,7 +104,7 @@ class StepSpec:
             adapter_input=job.lora_dtype if job.computed_dtype and job.fsdp.version == 1 else None,
             head_dtype=job.dtype if job.reads_sharded_head else None,
             dora=job.method == "dora",
-            modules_to_save=(*(job.modules_to_save or ()), *_saved_head(job)),
+            modules_to_save=(*(job.modules_to_save or ()), *saved_head(job)),
             saved_dtype=used or job.saved_dtype,
             quantize=_stored_form(job),
             peft_expert_pattern=self.peft_experts,
@@ -121,9 +121,3 @@ def _stored_form(job: Job) -> str:
     if job.quantize == "nf4" and job.layers_of == "torchtune":
         return TORCHAO_NF4
     return "nf4-double" if job.quantize == "nf4" and job.double_quant else job.quantize
-
-
-def _saved_head(job: Job) -> tuple[str, ...]:
-    """The head that PEFT trains as a copy beside the adapters of a reward model."""
-    is_saved = job.task == "reward" and job.loss not in ("value_head", "kept_log_probs")
-    return ("score",) if job.method != "full" and is_saved else ()

@@ -40,12 +40,11 @@ def value_job(values: ModelSpec, job: Job) -> Job:
     TRL leaves its ``use_cache`` on; ms-swift switches it off (4.6, pipelines/train/rlhf.py: _prepare_single_model).
     """
     possible = architecture_of(values).architecture.attention
-    adapted = adapts_values(job)
     changes = {
-        "method": job.method if adapted else "full",
+        "method": job.method if adapts_values(job) else "full",
         "dtype": job.dtype_of_values,
         "quantize": "none",
-        "modules_to_save": ("score",) if adapted else None,  # PEFT's SEQ_CLS
+        "modules_to_save": None,
         "attention": job.attention if job.attention in possible else cast("Attention", possible[0]),
         "fused_kernels": (),
         "keeps_outputs": job.ppo_trainer == "trl",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import GENERATING, REFERRING, ROLLOUTS, Loss, own_reference
+from vramplan.inputs.ppo_rules import adapts_values
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "simpo", "reward")
@@ -57,6 +58,12 @@ PREFERENCE_LOSSES: dict[str, tuple[Loss, ...]] = {
     "reward": ("standard", "chunked", "two_forwards", "value_head", "kept_log_probs"),
 }
 """Ways to compute log-probabilities in them; the first is that of TRL 1.16."""
+
+
+def saved_head(job: Job) -> tuple[str, ...]:
+    """The head that PEFT trains as a copy beside the adapters of a reward model, or of a value model."""
+    is_saved = job.task == "reward" and job.loss not in ("value_head", "kept_log_probs")
+    return ("score",) if (job.method != "full" and is_saved) or adapts_values(job) else ()
 
 
 def is_preference(job: Job) -> bool:

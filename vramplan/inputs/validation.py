@@ -16,7 +16,7 @@ from vramplan.inputs.ppo_rules import PPO_RULES
 from vramplan.inputs.rollout_rules import ROLLOUT_RULES
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 from vramplan.inputs.swift_rules import SWIFT_RULES
-from vramplan.inputs.task_rules import TASK_RULES
+from vramplan.inputs.task_rules import TASK_RULES, saved_head
 
 LINEAR_EXPERTS = frozenset(
     {
@@ -220,11 +220,14 @@ ZERO3_RULES = (  # DeepSpeed 0.19
     ),
     Rule(
         lambda job: (
-            bool(job.modules_to_save) and not job.engine_casts and job.lora_dtype != (job.saved_dtype or job.dtype)
+            bool(job.modules_to_save or saved_head(job))
+            and not job.engine_casts
+            and job.lora_dtype != (job.saved_dtype or job.dtype)
         ),
         IMPOSSIBLE,
-        "{strategy} with modules_to_save: DeepSpeed puts all trained weights into one tensor, and those of PEFT's"
-        " adapters ({lora_dtype}) and of the copies differ in dtype; use one dtype (autocast_adapter_dtype=False)",
+        "{strategy} with adapters and copies of modules that train, as of a reward model's head: DeepSpeed puts all in"
+        " one tensor and stops, as adapters ({lora_dtype}) and copies ({dtype}) differ in dtype; use one dtype (PEFT's"
+        " autocast_adapter_dtype=False, ms-swift's lora_dtype)",
     ),
 )
 FSDP_RULES = (  # torch 2.13 on what accelerate 1.15 wraps of PEFT 0.21 and bitsandbytes 0.50

@@ -26,6 +26,7 @@ from vramplan.frameworks.readers import (
 )
 from vramplan.frameworks.readers.ms_swift_model import (
     MINICPM,
+    adapter_dtype,
     attention_fields,
     dtype_fields,
     image_caps,
@@ -99,7 +100,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= dtype_fields(config, method)
     job |= quantized_fields(config, needs_method=at_least(version, "3.0"), job=job)
     if method == "lora":
-        job |= lora_fields(config, job["dtype"])
+        job |= lora_fields(config, job["dtype"]) | adapter_dtype(config, version)
     else:
         config.require_off("adapters", why="with full fine-tuning is not modelled; merge them into the model")
     if "vision" not in job:  # adapters that are loaded say it themselves
@@ -168,7 +169,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.notes,
     )
     if method == "lora" and (is_grpo or ms_swift_tasks.is_rlhf(config)):
-        job["lora_dtype"] = "fp32"  # PEFT's own: trainers of ms-swift skip TRL's __init__, which casts them
+        job.setdefault("lora_dtype", "fp32")  # PEFT's own: trainers of ms-swift skip TRL's __init__, which casts them
     if is_grpo:
         config.read_keys |= {"loss_type", "label_smoothing"}
     elif ms_swift_tasks.is_rlhf(config):

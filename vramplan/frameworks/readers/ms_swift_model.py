@@ -9,6 +9,7 @@ from typing import Any
 
 from vramplan.bounded_read import read_json
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import saved_adapters
 from vramplan.frameworks.readers.saved_adapters import LoraKeys
 from vramplan.frameworks.readers.trainer_arguments import (
@@ -26,6 +27,8 @@ EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
 OWN_FILE = "additional_config.json"
 """What it saves beside PEFT's configuration of adapters (4.6, tuners/peft.py)."""
+KEEPS_ADAPTER_DTYPE = "4.6"
+"""The first version whose `lora_dtype` PEFT leaves as it is."""
 MINICPM = "minicpm-v-4"
 """Part of the names of models whose template has limits of its own (swift 4.6, template/templates/minicpm.py)."""
 
@@ -115,6 +118,15 @@ def lora_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
     if isinstance(content, dict) and content.get("lora_dtype") is not None:
         raise UnsupportedError(f"{own}: lora_dtype {shown(content['lora_dtype'])} is not modelled yet")
     return fields | ({"saved_dtype": "fp32"} if "modules_to_save" in fields and dtype == "fp16" else {})
+
+
+def adapter_dtype(config: ConfigReader, version: str) -> dict[str, Any]:
+    """The adapters' own dtype, which PEFT made fp32 all the same before (tuners/peft.py: _cast_adapter_dtype_hook)."""
+    dtype = read_dtype(config, "lora_dtype")
+    if dtype is None or at_least(version, KEEPS_ADAPTER_DTYPE):
+        return {} if dtype is None else {"lora_dtype": dtype}
+    config.note("warning", "lora_dtype", f"has no effect before {KEEPS_ADAPTER_DTYPE}: PEFT makes adapters fp32")
+    return {}
 
 
 def adapter_targets(config: ConfigReader) -> dict[str, Any]:
