@@ -128,7 +128,7 @@ def _log(net: Modules) -> None:
         copied = tape.empty(shape, dtype, "logits copied", "workspace") if shape[0] > 1 else None
         chances = tape.empty(shape, dtype, "probabilities", "logits")
         del copied
+        net.logged[:] = [chances]  # the name of those before it
         sums = log_sum_exp(logits, shape[:2])
         products = tape.empty(shape, dtype, "probabilities times logits", "logits")
-        del products, sums
-    net.logged[:] = [chances]
+        del products, sums, chances
