@@ -97,6 +97,7 @@ def test_their_own_file_decides(tmp_path: Path, name: str) -> None:
     assert [parsed.job[field] for field in LORA] == ["lora", 24, ("q_proj", "v_proj"), 0.1]
     assert parsed.model == MODEL
     assert not parsed.uses_peft_targets
+    assert "lora_dropout" not in parsed.names  # whose key would have no effect
     assert any("rank 24 on q_proj, v_proj" in note.text for note in parsed.notes)
 
 

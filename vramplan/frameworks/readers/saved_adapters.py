@@ -137,6 +137,7 @@ def fields_of(config: ConfigReader, keys: LoraKeys) -> dict[str, Any]:
         UnsupportedError: for adapters that are not modelled.
     """
     name = keys.named(config)
+    config.decided_elsewhere.add("lora_dropout")
     if all(config.place(key).startswith(OPTION) for key in (keys.rank, keys.targets)):
         return _by_options(config, keys)
     saved = None if is_unknown(name) else find(name, config.folder)
