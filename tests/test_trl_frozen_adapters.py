@@ -52,9 +52,9 @@ def test_the_copy_is_fp32_whatever_the_adapters_are(quantize: str) -> None:
         ({"method": "full", "lora_rank": None}, "there are no adapters"),
         ({"method": "dora"}, "was not compared with a run"),
         ({"modules_to_save": ("lm_head",)}, "was not compared with a run"),
-        ({"strategy": "zero3", "num_gpus": 2}, "DDP, ZeRO-1 and ZeRO-2"),
-        ({"loss": "log_softmax"}, "is modelled for TRL's trainers"),
-        ({"loss": "liger"}, "is modelled for TRL's trainers"),
+        ({"strategy": "zero3", "num_gpus": 2}, "was not compared with a run of TRL; use"),
+        ({"loss": "log_softmax"}, "it is of TRL's and ms-swift's trainers"),
+        ({"loss": "liger"}, "it is of TRL's and ms-swift's trainers"),
     ],
 )
 def test_what_is_refused(settings: dict[str, object], expected: str) -> None:
