@@ -152,6 +152,16 @@ def test_the_folder_of_ms_swift_has_one_inside(tmp_path: Path) -> None:
         parsed_of(tmp_path, "swift.sh", FILES["swift.sh"])
 
 
+def test_ms_swift_goes_on_with_a_checkpoint(tmp_path: Path) -> None:
+    """Its adapters' own configuration counts; where it is not here, it is of a run with the same settings."""
+    command = FILES["swift.sh"].replace("--adapters sft", "--resume_from_checkpoint sft")
+    parsed = parsed_of(tmp_path, "swift.sh", command)
+    assert parsed.job["lora_rank"] == 8
+    assert [note.kind for note in parsed.notes if note.key == "resume_from_checkpoint"] == ["warning"]
+    save(tmp_path / "sft")
+    assert parsed_of(tmp_path, "swift.sh", command).job["lora_rank"] == 24
+
+
 def test_the_adapters_file_names_the_model(tmp_path: Path) -> None:
     save(tmp_path / "sft")
     load = "model = AutoPeftModelForCausalLM.from_pretrained('sft', is_trainable=True, dtype=torch.bfloat16)"
