@@ -12,7 +12,7 @@ from torch import nn
 
 from tests import trl_trace
 from tests.scoring_run import ScoringRun
-from tests.swift_trace import _called_by_swift, _template, as_swift_loads
+from tests.swift_trace import REFERENCE, _called_by_swift, _template, as_swift_loads
 from tests.trl_trace import Answers, Setup, ones
 from vramplan.inputs.job import Job
 
@@ -91,6 +91,9 @@ class SwiftGrpo(Setup):
                 train_dataset=Dataset.from_list([{"input_ids": [3]}]),
             )
 
+    def with_adapters(self, model: nn.Module, peft: Any) -> tuple[Any, Any]:
+        return model, peft
+
     def batch(self) -> dict[str, Any]:
         """A micro-batch of a generation."""
         rows, length = self.job.micro_batch_size, self.job.sequence_length
@@ -142,12 +145,17 @@ class SwiftGrpoRun(ScoringRun):
         self.tracker.enter("scoring")
         batch = self.setup.inputs({name: self._on_device(tensor) for name, tensor in self.setup.batch().items()})
         models = [trainer.model] + ([trainer.ref_model] if trainer.ref_model is not None else [])
+        sets = ["default", REFERENCE] if self.job.reference == "frozen_adapters" else []
         with torch.no_grad():
-            for one in models:
+            for one, adapters in itertools.zip_longest(models * max(1, len(sets)), sets):
+                if adapters:
+                    one.set_adapter(adapters)
                 with disable_gradient_checkpointing(one, trainer.args.gradient_checkpointing_kwargs):
                     found = trainer._get_per_token_logps_and_entropies(
                         one, dict(batch["model_inputs"]), batch["grpo_batch"]
                     )
         del found, batch
+        if sets:
+            trainer.model.set_adapter("default")
         self.scores = False
         super()._step(trainer, model, optimizer)

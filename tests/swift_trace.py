@@ -21,6 +21,10 @@ MASKS = ("masking_utils.py", "modeling_flash_attention_utils.py")
 """Files of transformers that read masks, whose answer is the job's."""
 
 
+REFERENCE = "ref_adapter"
+"""What it calls the adapters of the reference."""
+
+
 def as_swift_loads(model: nn.Module, reference: nn.Module | None, peft: Any, job: Job) -> Any:
     """The model with its adapters, and what ms-swift notes on it and on a second model."""
     from peft import get_peft_model
@@ -29,6 +33,11 @@ def as_swift_loads(model: nn.Module, reference: nn.Module | None, peft: Any, job
         if job.checkpointing == "full":
             model.enable_input_require_grads()  # type: ignore[operator]
         model = get_peft_model(model, peft)  # type: ignore[arg-type]
+        if job.reference == "frozen_adapters":  # ref_adapters (pipelines/train/rlhf.py: prepare_model)
+            model.add_adapter(REFERENCE, peft)  # type: ignore[operator]
+            for name, parameter in model.named_parameters():
+                if f".{REFERENCE}." in name:
+                    parameter.requires_grad_(True)
     for one in (model, model.get_base_model() if peft is not None else None, reference):  # type: ignore[operator]
         if one is not None:
             one.model_meta = SimpleNamespace(is_multimodal=False, model_arch=None)  # type: ignore[assignment]
@@ -49,12 +58,8 @@ class Swift(Setup):
         if task == "reward":  # transformers gives such a class none
             model.generation_config, model.config.pad_token_id = GenerationConfig(), 0
         model = as_swift_loads(model, reference, peft, self.job)
-        if self.job.reference == "frozen_adapters":  # ref_adapters (pipelines/train/rlhf.py: prepare_model)
-            model.add_adapter("ref_adapter", peft)
-            for name, parameter in model.named_parameters():
-                if ".ref_adapter." in name:
-                    parameter.requires_grad_(True)
-            options |= {"ref_adapter_name": "ref_adapter"}
+        if self.job.reference == "frozen_adapters":
+            options |= {"ref_adapter_name": REFERENCE}
         kind = {"dpo": "DPO", "kto": "KTO", "orpo": "ORPO", "reward": "Reward"}.get(task, "CPO")
         if task in ("cpo", "simpo"):
             options |= {"loss_type": "simpo", "cpo_alpha": float(task == "cpo")} | options

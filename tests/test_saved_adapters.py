@@ -97,6 +97,7 @@ def test_their_own_file_decides(tmp_path: Path, name: str) -> None:
     assert [parsed.job[field] for field in LORA] == ["lora", 24, ("q_proj", "v_proj"), 0.1]
     assert parsed.model == MODEL
     assert not parsed.uses_peft_targets
+    assert "lora_dropout" not in parsed.names  # whose key would have no effect
     assert any("rank 24 on q_proj, v_proj" in note.text for note in parsed.notes)
 
 
@@ -149,6 +150,16 @@ def test_the_folder_of_ms_swift_has_one_inside(tmp_path: Path) -> None:
     (tmp_path / "sft" / "additional_config.json").write_text('{"lora_dtype": "float32"}')
     with pytest.raises(UnsupportedError, match="lora_dtype float32 is not modelled"):
         parsed_of(tmp_path, "swift.sh", FILES["swift.sh"])
+
+
+def test_ms_swift_goes_on_with_a_checkpoint(tmp_path: Path) -> None:
+    """Its adapters' own configuration counts; where it is not here, it is of a run with the same settings."""
+    command = FILES["swift.sh"].replace("--adapters sft", "--resume_from_checkpoint sft")
+    parsed = parsed_of(tmp_path, "swift.sh", command)
+    assert parsed.job["lora_rank"] == 8
+    assert [note.kind for note in parsed.notes if note.key == "resume_from_checkpoint"] == ["warning"]
+    save(tmp_path / "sft")
+    assert parsed_of(tmp_path, "swift.sh", command).job["lora_rank"] == 24
 
 
 def test_the_adapters_file_names_the_model(tmp_path: Path) -> None:
@@ -230,6 +241,10 @@ def test_what_is_refused(tmp_path: Path, load: str, expected: str) -> None:
         ({"target_modules": None}, "the adapters name no layers"),
         ({"target_modules": [1]}, "target_modules: expected a list of names"),
         ({"target_modules": "("}, "is no regular expression"),
+        ({"target_modules": r".*.*.*.*.*.*X"}, "too many repeats"),
+        ({"target_modules": r"([a-z._]{1,3})+X"}, "too many repeats"),
+        ({"target_modules": "(" * 9_000 + ")" * 9_000}, "too many repeats"),
+        ({"target_modules": "a" * 30_000}, "too many repeats"),
         ({"target_modules": r"model\.layers\.[0-7]\.mlp\.up_proj"}, "means single layers"),
         ({"target_modules": r".*(q_proj|attn\.qkv)"}, "means a vision tower's layers"),
         ({"target_modules": ["model.layers.3.mlp.up_proj", "model.layers.4.mlp.up_proj"]}, "names single layers"),

@@ -30,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_and_bytes_are_those_of_peft(tmp_path: Path, name: str) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -20,7 +20,7 @@ SETTINGS = {"task": "dpo", "lora_rank": 16, "sequence_length": 512, "micro_batch
 
 
 def test_runs_of_trl_agree() -> None:
-    errors = [error for row in ROWS[::3] for error in errors_of(row, GPU).values()]
+    errors = [error for row in ROWS[::4] for error in errors_of(row, GPU).values()]
     assert max(errors) < 0.0005
     assert median(errors) < 0.00005
 
@@ -52,9 +52,9 @@ def test_the_copy_is_fp32_whatever_the_adapters_are(quantize: str) -> None:
         ({"method": "full", "lora_rank": None}, "there are no adapters"),
         ({"method": "dora"}, "was not compared with a run"),
         ({"modules_to_save": ("lm_head",)}, "was not compared with a run"),
-        ({"strategy": "zero3", "num_gpus": 2}, "DDP, ZeRO-1 and ZeRO-2"),
-        ({"loss": "log_softmax"}, "is modelled for TRL's trainers"),
-        ({"loss": "liger"}, "is modelled for TRL's trainers"),
+        ({"strategy": "zero3", "num_gpus": 2}, "was not compared with a run of TRL; use"),
+        ({"loss": "log_softmax"}, "it is of TRL's and ms-swift's trainers"),
+        ({"loss": "liger"}, "it is of TRL's and ms-swift's trainers"),
     ],
 )
 def test_what_is_refused(settings: dict[str, object], expected: str) -> None:

@@ -43,6 +43,8 @@ def cases(version: str) -> Iterator[dict[str, Any]]:
         own |= {"loss": "logits_to_keep", "prompt_length": 100}
         for (model, config), job in ((LLAMA, {"task": "dpo"}), (QWEN, {"task": "dpo"}), (LLAMA, {"task": "kto"})):
             yield {"model": model, "config": config, "job": {**own, **job}, "options": {}}
+        model, config = LLAMA
+        yield {"model": model, "config": config, "job": {**own, **SCORED}, "options": {}}
         return
     losses = {TRL: "chunked", "1.9.0": "standard", "1.0.0": "sliced", "0.28.0": "concatenated_states"}
     loss, options = losses[version], TWO_SETS if version == "0.28.0" else {}
@@ -73,7 +75,9 @@ def main() -> int:
     from tests import trl_trace
 
     def trace_of(task: str) -> Any:
-        if version == SWIFT:
+        if version == SWIFT and task == "grpo":
+            from tests.swift_grpo_trace import SwiftGrpoRun as Run
+        elif version == SWIFT:
             from tests.swift_trace import SwiftRun as Run
         elif task in ("grpo", "rloo"):
             from tests.trl_grpo_trace import GrpoRun as Run

@@ -119,6 +119,8 @@ class ConfigReader:
         self.notes: list[Note] = list(source.notes)
         self.required_values: dict[str, ConfigValue] = {}
         """Fields of the job that a second file sets too, and must set to the same value."""
+        self.decided_elsewhere: set[str] = set()
+        """Fields of the job that another file decides, so that the configuration's own keys for them have no effect."""
 
     @property
     def folder(self) -> Path:

@@ -75,7 +75,7 @@ def complete_job(spec: ModelSpec, gpu: Gpu, settings: dict[str, Any]) -> Job:
         job.setdefault("num_generations", 2)  # TRL's default
     if job.get("task") == "gkd":
         job.setdefault("batches", "padded")
-    if job.get("task") in TRL_TASKS and job.get("quantize", "none") != "none":
+    if job.get("task") in TRL_TASKS and job["task"] not in ODDS and job.get("quantize", "none") != "none":
         job.setdefault("lora_dtype", "bf16")  # TRL 1.16 casts the adapters of a quantized model
     if job.get("task") == "kto":
         job.setdefault("micro_batch_size", 2)  # the smallest that TRL takes

@@ -62,6 +62,7 @@ def _read(found: DetectedConfig, num_gpus: int, version: str | None) -> ParsedCo
             raise ConfigError(f"{value.place}: {key}: {value.note}; {framework.name} stops at that")
     config = framework.read(reader, num_gpus, version)
     config.synonyms = reader.synonyms
+    config.names = {name: key for name, key in config.names.items() if name not in reader.decided_elsewhere}
     _agree(reader, config.job)
     config.job |= allocator_settings(reader, config.expandable) | num_nodes(reader, config.job.get("num_gpus", 1))
     note_replicated_weights(reader, config.job)

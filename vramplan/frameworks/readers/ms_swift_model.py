@@ -102,18 +102,16 @@ def lora_fields(config: ConfigReader, dtype: str) -> dict[str, Any]:
         ConfigError: for several folders, at which ms-swift stops, and for one that is not here.
         UnsupportedError: for adapters that are not modelled.
     """
-    if not saved_adapters.names(config, SAVED.folder):
-        if config.has(RESUMED):
-            config.note(
-                "doubt",
-                RESUMED,
-                "rank and layers are those of the checkpoint's adapters: taken as lora_rank and target_modules",
-            )
+    keys = SAVED if saved_adapters.names(config, SAVED.folder) else SAVED._replace(folder=RESUMED)
+    folders = saved_adapters.names(config, keys.folder)
+    if keys.folder == RESUMED and saved_adapters.find("".join(folders), config.folder) is None:
+        if folders:  # of a run with the same settings
+            config.note("warning", RESUMED, "rank and layers are the checkpoint's: taken as those of this command")
         return adapter_targets(config) | whole_module_fields(config, dtype)
-    if len(saved_adapters.names(config, SAVED.folder)) > 1:
+    if len(folders) > 1:
         raise ConfigError(f"{config.place(SAVED.folder)}: {SAVED.folder}: ms-swift stops at more than one to train on")
-    fields = saved_adapters.fields_of(config, SAVED)
-    own = beside(f"{SAVED.named(config)}/{OWN_FILE}", config.folder)
+    fields = saved_adapters.fields_of(config, keys)
+    own = beside(f"{keys.named(config)}/{OWN_FILE}", config.folder)
     content = None if own is None else read_json(own, saved_adapters.MOST_BYTES)
     if isinstance(content, dict) and content.get("lora_dtype") is not None:
         raise UnsupportedError(f"{own}: lora_dtype {shown(content['lora_dtype'])} is not modelled yet")

@@ -137,6 +137,7 @@ def fields_of(config: ConfigReader, keys: LoraKeys) -> dict[str, Any]:
         UnsupportedError: for adapters that are not modelled.
     """
     name = keys.named(config)
+    config.decided_elsewhere.add("lora_dropout")
     if all(config.place(key).startswith(OPTION) for key in (keys.rank, keys.targets)):
         return _by_options(config, keys)
     saved = None if is_unknown(name) else find(name, config.folder)
@@ -259,7 +260,9 @@ def _targets(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         try:
             layers, seeing = layers_of_pattern(value)
         except re.error:
-            raise ConfigError(f"{path}: target_modules: {shown(value)} is no regular expression") from None
+            raise ConfigError(
+                f"{path}: target_modules: {shown(value)} is no regular expression, or one with too many repeats"
+            ) from None
         matched = next(iter(layers))
         if len(layers) > 1 or not matched or not seeing <= {*matched}:
             what = "single layers" if len(layers) > 1 else "a vision tower's layers" if matched else "no usual layer"

@@ -13,6 +13,7 @@ from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least, 
 from vramplan.frameworks.readers import fsdp_config as fsdp
 from vramplan.frameworks.readers import zero_config
 from vramplan.frameworks.settings import TRUE, ConfigReader
+from vramplan.frameworks.syntax.patterns import compiled
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16", "float32": "fp32"}
 DTYPES |= {"fp32": "fp32", "float": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -354,7 +355,7 @@ def lora_targets(config: ConfigReader, key: str) -> tuple[str, ...] | None:
     try:
         matched, _ = layers_of_pattern(str(value.value))
     except re.error:
-        raise config.invalid((key,), "names, or a regular expression") from None
+        raise config.invalid((key,), "names, or a regular expression with few repeats") from None
     if matched == {()}:
         raise config.unsupported(key, "means none of the layers that are known by name; give names")
     if len(matched) > 1:
@@ -368,20 +369,20 @@ def layers_of_pattern(pattern: str) -> tuple[set[tuple[str, ...]], set[str]]:
     The former are those of one layer; several, if layers differ.
 
     Raises:
-        re.error: for an expression that is none.
+        re.error: for an expression that is none, or whose matching may take long.
     """
-    compiled = re.compile(pattern)
+    expression = compiled(pattern)
     matched = {
         tuple(
             module.rpartition(".")[2]
             for module in LINEAR_LAYERS
-            if any(compiled.fullmatch(f"{prefix}{number}.{module}") for prefix in LAYER_PREFIXES)
+            if any(expression.fullmatch(f"{prefix}{number}.{module}") for prefix in LAYER_PREFIXES)
         )
         for number in LAYER_NUMBERS
     }
     seeing = {
         name.rpartition(".")[2]
         for name in TOWER_LAYERS
-        if any(compiled.fullmatch(f"{prefix}0.{name}") for prefix in TOWER_PREFIXES)
+        if any(expression.fullmatch(f"{prefix}0.{name}") for prefix in TOWER_PREFIXES)
     }
     return matched, seeing

@@ -78,6 +78,8 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job |= _dtypes(config, version, engine_casts=str(job.get("strategy")).startswith("zero"), task=task)
     has_adapters = config.boolean("peft_model", default=False)
     job |= _quantized(config, version, job, trl_tasks.kbit_treatment(task, version, has_adapters))
+    if task is not None and "quantize" in job:
+        job.setdefault("lora_dtype", "fp32")  # PEFT's own, where TRL does not cast them
     if (
         at_least(version, "1.12")
         and job["method"] != "full"
