@@ -377,9 +377,9 @@ def _check_trainer(script: Script, trainer: Thing) -> None:
 
 def _nearest(trainer: Thing) -> str:
     """The estimate of the same model and task with the library's own loss."""
-    key, _ = argument(trainer.call, "model", MODEL_AT.get(trainer.call.last, 0))
+    key, value = argument(trainer.call, "model", MODEL_AT.get(trainer.call.last, 0))
     loads = [thing.call for thing in trainer.parts.get(key, []) if thing.call.last == "from_pretrained"]
-    name = loads[0].positional[0] if loads and loads[0].positional else None
+    name = loads[0].positional[0] if loads and loads[0].positional else getattr(value, "value", None)
     shown = name if isinstance(name, str) and UNKNOWN not in name else "MODEL"
     task = trl_trainers.CLASSES.get(trainer.call.last, "")
     if loads and loads[0].name.endswith("ForSequenceClassification.from_pretrained"):
