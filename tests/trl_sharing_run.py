@@ -59,7 +59,8 @@ def sharing(job: Job, model_type: str) -> dict[str, Any]:
     first = {"reshard_after_forward": "full_shard", "backward_prefetch": "no_prefetch"}
     whole = first if job.fsdp.version == 1 else {"reshard_after_forward": job.fsdp.reshard_after_forward}
     settings = {"version": job.fsdp.version, "transformer_layer_cls_to_wrap": [LAYER_CLASSES[model_type]], **whole}
-    return {"fsdp": "full_shard auto_wrap" if job.fsdp.version == 1 else True, "fsdp_config": settings}
+    offload = " offload" if job.offload == "all" else ""
+    return {"fsdp": f"full_shard auto_wrap{offload}" if job.fsdp.version == 1 else True, "fsdp_config": settings}
 
 
 def usual_arguments(job: Job) -> dict[str, Any]:

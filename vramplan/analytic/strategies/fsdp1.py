@@ -66,7 +66,7 @@ class Unit:
         self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
         self.part = Weight(name, (own,), stored)
         self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
-        self.loading = LoadedUnit(name, own, 1 if alone else cards, loaded)
+        self.loading = LoadedUnit(name, own, cards, (loaded, stored, used))
 
 
 class Fsdp1(Sharded):
@@ -95,12 +95,16 @@ class Fsdp1(Sharded):
         """For each layer the units of the one that runs before it."""
         self.whole: dict[Unit, int] = {}
         """Flat weights that are gathered."""
+        self.as_loaded: dict[Unit, int] = {}
+        """Own parts before they were cast, of which weights are views until the first gather (_use_sharded_views)."""
         self.copied: dict[Unit, int] = {}
         """Own parts from the host that live as long as the gathered weights."""
         self.flat: dict[Unit, int] = {}
         """Gradients that wait for the last micro-step."""
         self.own: set[Unit] = set()
         """Units with a reduced gradient, to which those of further micro-batches are added."""
+        self.has_begun = False
+        """Whether a forward has begun."""
         self.dropped: int | None = None
         """The event at which the last step's gradients were dropped."""
         self.late: list[int] = []
@@ -123,8 +127,9 @@ class Fsdp1(Sharded):
             if unit.loading.part.num_bytes != unit.part.num_bytes and not self.offloads:
                 formula = f"{unit.part.num_elements} {unit.part.dtype}, own part"
                 part = Storage(unit.part.num_bytes, "parameter", unit.part.name, formula)
-                loaded, parts[number] = parts[number], record.allocate(part)
-                record.free(loaded)
+                self.as_loaded[unit], parts[number] = parts[number], record.allocate(part)
+                if not self.job.fsdp.use_orig_params:
+                    record.free(self.as_loaded.pop(unit))
         self.own_parts["weights"] = parts
 
     def _load(self, unit: Unit) -> int:
@@ -152,7 +157,7 @@ class Fsdp1(Sharded):
         """Gather before, drop or reduce after; the root stays gathered from the beginning to the end."""
         if piece.phase != self.phase:
             self.phase = piece.phase
-            self._begin_forward()
+            self._begin()
             self._gather(self.units[None])
         backward = piece.phase.startswith("backward")
         if piece.layer is None:
@@ -177,14 +182,21 @@ class Fsdp1(Sharded):
         elif self.job.fsdp.reshard_after_forward:
             self._drop(units)
 
-    def _begin_forward(self) -> None:
-        """Have the forward begin with the gradients that an optimizer step leaves.
+    def _begin(self) -> None:
+        """Begin a forward or a backward: the very first makes what flat weights need (_runtime_utils.py: _lazy_init).
 
-        Flat weights hold them until then (torch 2.13, _flat_param.py: _reset_flat_param_grad_info_if_needed).
+        A step's first forward has the gradients that the step before leaves, which flat weights hold until then
+        (torch 2.13, _flat_param.py: _reset_flat_param_grad_info_if_needed).
         """
-        *_, before, last = (Mark("", 0), *self.record.marks)
+        record = self.record
+        if not self.has_begun:
+            self.has_begun = True
+            for unit in self.all_units:
+                for attribute in unit.loading.attributes:
+                    record.free(record.allocate(attribute))
+        *_, before, last = (Mark("", 0), *record.marks)
         if self.dropped is not None and (before.phase, last.phase) == ("optimizer", "forward"):
-            self.record.marks[-1] = Mark(last.phase, self.dropped)
+            record.marks[-1] = Mark(last.phase, self.dropped)
         self.dropped = None
 
     def _extend(self, events: Sequence[int], offset: int) -> None:
@@ -198,6 +210,8 @@ class Fsdp1(Sharded):
 
     def _gather(self, units: list[Unit]) -> None:
         for unit in units:
+            if unit in self.as_loaded:
+                self.record.free(self.as_loaded.pop(unit))
             if unit in self.whole or not unit.whole.num_bytes:
                 continue
             # unless it is asked for ahead, a gather waits for the reduction of the layer before

@@ -47,11 +47,19 @@ def send(record: Recorder, name: str, sizes: Sequence[int]) -> None:
 class LoadedUnit:
     """A unit's weights as they were loaded: flattened, and the own part."""
 
-    def __init__(self, name: str, own: int, cards: int, dtype: str) -> None:
+    def __init__(self, name: str, own: int, cards: int, dtypes: tuple[str, str, str]) -> None:
+        """Of `own` elements on each of so many GPUs, in these dtypes: loaded, stored, and used."""
         self.name, self.is_alone = name, cards == 1
-        formula, size = f"{own} {dtype}, own part", own * DTYPE_BYTES[dtype]
-        self.part = Storage(size, "parameter", name, formula)
-        self.flat = Storage(size * cards, "temporary", f"{name}: flat weights, before they are divided")
+        loaded, stored, used = (own * DTYPE_BYTES[dtype] for dtype in dtypes)
+        self.part = Storage(loaded, "parameter", name, f"{own} {dtypes[0]}, own part")
+        self.flat = Storage(loaded * cards, "temporary", f"{name}: flat weights, before they are divided")
+        sizes = [used] if dtypes[1] != dtypes[2] else []
+        if not self.is_alone:
+            sizes += [used * cards, stored * cards][: len(sizes) + 1]
+        self.attributes = [
+            Storage(size, "temporary", f"{name}: made and freed as the first forward begins") for size in sizes
+        ]
+        """Of the flat weight, made and freed at once (_flat_param.py: init_flat_param_attributes)."""
 
     def divide(self, record: Recorder, sizes: Sequence[int]) -> int:
         """Send weights of these bytes, flatten and divide them; the number of the own part."""

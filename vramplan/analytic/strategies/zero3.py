@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.strategies.fsdp import REDUCE
+from vramplan.analytic.strategies.fsdp import COMPUTE, REDUCE
 from vramplan.analytic.strategies.micro_steps import State
 from vramplan.analytic.strategies.stored_weights import divided
 from vramplan.analytic.strategies.zero3_coordinator import Coordinator, PartitionedWeight, Visit
@@ -97,20 +97,15 @@ class ZeroStage3(ZeroStage):
         """A part of every frozen weight; those that train are one flat tensor, made later.
 
         ``zero.Init`` makes each module's weights whole, and divides them before it makes the next module
-        (partition_parameters.py): parts of the layers lie in the memory of the whole embedding. The whole head's memory
-        goes back to the GPU in ``empty_cache`` (zero/utils.py: defragment).
+        (partition_parameters.py): parts of the layers lie in the memory of the whole embedding.
         """
         record, offloads = self.record, self.waits_on_host
-        pairs = list(zip(self.own_weights(), self.weights, strict=True))
-        last = max(
-            (n for n, (one, _) in enumerate(pairs) if one.layer is not None and not one.parameter.trains), default=0
-        )
-        for number, (one, weight) in enumerate(pairs):
+        for one, weight in zip(self.own_weights(), self.weights, strict=True):
             loaded = self.loaded.get((one.layer, one.parameter.name), [])
             if not one.parameter.trains and not offloads:
                 label = f"{'layers.*.' if one.layer is not None else ''}{weight.label}"
                 whole = []
-                if not loaded and number <= last:
+                if not loaded:
                     whole = [record.allocate(Storage(weight.whole_bytes, "parameter", f"{label}, whole"))]
                 record.allocate(Storage(weight.own_bytes, "parameter", label, "own part"))
                 record.free_all(whole)
@@ -125,6 +120,7 @@ class ZeroStage3(ZeroStage):
         own = sum(self.parts)
         stored = dtype if self.job.engine_casts or self.job.method == "full" else self.job.lora_dtype
         if self.job.offload != "all":
+            record.empty_cache()  # zero/utils.py: defragment
             record.allocate(flat(own, stored, "parameter", "own part of the weights that train"))
         if self.job.offload == "none":
             for part in self.parts:
@@ -293,7 +289,8 @@ class ZeroStage3(ZeroStage):
         own = [ceil_div(one.count, self.cards) for one in members]
         self.send("reduce_scatter", sum(own) * self.cards * DTYPE_BYTES[self.dtype], self.zero.overlap_comm)
         if len(members) > 1 or members[0].count % self.cards:
-            self.passing(flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner", REDUCE))
+            stream = REDUCE if self.zero.overlap_comm else COMPUTE
+            self.passing(flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner", stream))
         if self.job.offload != "none":
             self._send_to_host(sum(own))
             for count in own:

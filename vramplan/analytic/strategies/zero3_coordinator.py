@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from vramplan.analytic.strategies.fsdp import GATHER
+from vramplan.analytic.strategies.fsdp import COMPUTE, GATHER
 from vramplan.analytic.strategies.micro_steps import State
 from vramplan.inputs.sharding import Zero
 from vramplan.memory.recorder import Recorder
@@ -103,9 +103,9 @@ class Gathering:
 
 
 @lru_cache(maxsize=4096)
-def _gathered(num_bytes: int, label: str) -> Storage:
+def _gathered(num_bytes: int, label: str, stream: int) -> Storage:
     """What is gathered, on the stream of the gathers."""
-    return Storage(num_bytes, "communication", label, stream=GATHER)
+    return Storage(num_bytes, "communication", label, stream=stream)
 
 
 INVALID, RECORD, COMPLETE = "invalid", "record", "complete"
@@ -127,6 +127,8 @@ class Coordinator:
         send: Callable[[Kind, int, bool], None],
     ) -> None:
         self.record, self.zero, self.send = record, zero, send
+        self.stream = GATHER if zero.overlap_comm else COMPUTE
+        """Of the gathers (parameter_offload.py: __allgather_stream)."""
         self.from_host = from_host
         """Whether a GPU's part is copied from the host each time."""
         self.traces = [Trace(visits) for visits in passes]
@@ -370,11 +372,11 @@ class Coordinator:
         if self.from_host:
             size = sum(weight.own_bytes for weight in weights)
             self.send("from_host", size, self.zero.overlap_comm)
-            parts = [self.record.allocate(_gathered(size, "own parts from the host"))]
+            parts = [self.record.allocate(_gathered(size, "own parts from the host", self.stream))]
         size = sum([weight.gathered_bytes for weight in weights])
         self.send("all_gather", size, self.zero.overlap_comm)
         label = f"{weights[0].label}, gathered" if len(weights) == 1 else "weights gathered together"
-        buffer = self.record.allocate(_gathered(size, label))
+        buffer = self.record.allocate(_gathered(size, label, self.stream))
         self.record.free_all(parts)
         return buffer
 
@@ -389,7 +391,7 @@ class Coordinator:
                 found.copied = True
                 for one in found.weights:
                     self.whole[one.number] = self.record.allocate(
-                        _gathered(one.gathered_bytes, f"{one.label}, gathered")
+                        _gathered(one.gathered_bytes, f"{one.label}, gathered", self.stream)
                     )
             found.waited += 1
             if found.waited == len(found.weights):
