@@ -57,7 +57,9 @@ class SwiftGkd(Setup):
             reference.requires_grad_(False)
         template = _template(words, "causal_lm", self.job.batches == "packed")
         template.truncation_strategy = "delete"
-        more: dict[str, Any] = {"teacher_deepspeed_config": zero3_offload()} if self.job.teacher_offload else {}
+        more: dict[str, Any] = {}
+        if self.options.get("teacher_deepspeed") == "zero3_offload":
+            more = {"teacher_deepspeed_config": zero3_offload()}
         if reference is None:
             more = {"teacher_model_server": "http://127.0.0.1:1", "gkd_logits_topk": self.job.teacher_logits}
         arguments = GKDConfig(**{name: one for name, one in own.items() if name in GKDConfig.__dataclass_fields__})

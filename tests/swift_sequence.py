@@ -30,7 +30,7 @@ OF_TEXT: tuple[dict[str, Any], ...] = (
     {**ROW, **CHUNKS, **ZERO3},
     {**ROW, **STRATEGIES["zero2"], "method": "full", "checkpointing": "none", "micro_batch_size": 1},
     {"batches": "unpadded", **DDP, "checkpointing": "none", "sequence_length": 1001},
-    {**ROW, **CHUNKS, **DDP, "checkpointing": "none"},
+    {**ROW, **CHUNKS, **STRATEGIES["zero1"], "method": "lora", "checkpointing": "none"},
     {**ROW, **ZERO3, "num_gpus": 4},
     {"batches": "unpadded", **ZERO3},
 )

@@ -105,7 +105,7 @@ def run(row: dict[str, Any]) -> dict[str, int]:
 
     def template(*args: Any) -> Any:
         made = own(*args)
-        made.sequence_parallel_size, made.remove_post_encode_hook = gpus, lambda: None
+        made.sequence_parallel_size, made.mode, made.remove_post_encode_hook = gpus, "train", lambda: None
         return made
 
     with ExitStack() as stack:
@@ -113,6 +113,9 @@ def run(row: dict[str, Any]) -> dict[str, int]:
         stack.enter_context(patch.object(swift_grpo_trace, "_template", template))
         for name in ("sequence_parallel.sequence_parallel", "rlhf_trainers.grpo_trainer"):
             stack.enter_context(patch(f"swift.{name}.get_cu_seqlens_from_position_ids", lengths))
+        ends = torch.arange(0, job.sequence_length * (2 * job.micro_batch_size + 1), job.sequence_length).cuda()
+        answers = {"cu_seq_lens_q": ends.int()}  # of DPO
+        stack.enter_context(patch("swift.trainers.mixin.get_packed_seq_params", lambda _: answers))
         stack.enter_context(patch("swift.trainers.mixin.compute_acc", lambda *_, **__: {}))
         trainer = setup.trainer(subject, adapters(job), folder, words, reference)  # type: ignore[call-arg]
         trainer.train_dataset = Dataset.from_list([{"input_ids": [3]}] * (job.num_gpus * job.global_batch_size * STEPS))

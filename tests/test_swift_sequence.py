@@ -13,6 +13,7 @@ from tests.test_trl_sharing_grpo import errors_of, name_of
 from vramplan import check, estimate
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.job import Job
+from vramplan.planner.export import export
 
 RECORDED = recorded()
 WORST, MEDIAN = 0.015, 0.001
@@ -87,6 +88,51 @@ SHARED: dict[str, Any] = {
     "attention": "flash",
     "swift": {"sequence_parallel": 4},
 }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batches": "packed", "swift": {"sequence_parallel": 4, "cross_entropy_chunk": 1024}},
+        {
+            "task": "grpo",
+            "loss": "logits_to_keep",
+            "prompt_length": 512,
+            "generate_with": "vllm_server",
+            "gradient_accumulation_steps": 8,
+            "steps_per_generation": 16,
+            "num_generations": 4,
+            "vllm_sync_parts": 1,
+        },
+    ],
+)
+def test_a_command_is_written_and_read_back(tmp_path: Path, settings: dict[str, Any]) -> None:
+    job = estimate("qwen2.5-7b", "h200", **{**SHARED, **settings}).job
+    path = tmp_path / "train.sh"
+    path.write_text(export("swift", "qwen2.5-7b", job, "h200").text)
+    read = check(path, gpu="h200").estimate.job
+    assert {name: getattr(read, name) for name in {**SHARED, **settings}} == {
+        name: getattr(job, name) for name in {**SHARED, **settings}
+    }
+
+
+def test_gradients_over_the_logits(tmp_path: Path) -> None:
+    """Up to 4.5; they are a tensor of their own since."""
+    command = COMMAND.format("CELOSS_PARALLEL_SIZE=1024", SFT, 4).replace("--tuner_type", "--train_type")
+    path = tmp_path / "train.sh"
+    path.write_text(command)
+    job = check(path, gpu="h200").estimate.job
+    assert job.swift.chunks_in_place
+    settings = {**SHARED, "batches": "packed", "sequence_length": 65536, "method": "lora", "lora_rank": 8}
+
+    def backward(**more: bool) -> int:
+        swift = {"sequence_parallel": 4, "cross_entropy_chunk": 1024, **more}
+        return estimate("qwen2.5-7b", "h200", **{**settings, "swift": swift}).phases["backward"]
+
+    logits = 65536 // 4 * 152_064 * 4
+    chunks = 4 * 1024 * 152_064 * 4
+    apart, in_place = logits + chunks, logits // 2  # beside the logits; in place the same in bf16 is the most
+    assert backward() - backward(chunks_in_place=True) == pytest.approx(apart - in_place, rel=0.01)
 
 
 def test_rings_are_refused() -> None:

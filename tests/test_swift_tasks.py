@@ -101,6 +101,7 @@ def test_a_teacher_whose_own_deepspeed_changes_nothing(tmp_path: Path) -> None:
         "--teacher_deepspeed zero3",
         "--deepspeed zero3 --teacher_deepspeed zero3",
         "--deepspeed zero2 --teacher_deepspeed zero1",
+        "--deepspeed zero3 --teacher_deepspeed zero3_offload",
     ):
         assert job_of_command(tmp_path, "gkd", f"{TAUGHT} --lmbda 0 {words}").teacher == "Qwen/Qwen2.5-3B"
 

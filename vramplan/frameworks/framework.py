@@ -27,8 +27,8 @@ WHOLE_JOB = (
     "strategy", "offload", "task", "reference", "prompt_length", "generate_with", "num_generations",
     "steps_per_generation", "num_iterations", "vllm_share", "vllm_tensor_parallel", "vllm_max_length", "vllm_weights",
     "vllm_sync_parts", "rollout_offload", "entropy_graph", "reward_model", "importance_sampling", "adds_cross_entropy",
-    "teacher", "teacher_dtype", "teacher_logits", "teacher_offload", "divergence", "generated_by", "reward_dtype",
-    "reward_adapters", "mini_batch_size", "embedding_loss", "joins_texts", "negatives", "matryoshka_dims",
+    "teacher", "teacher_dtype", "teacher_logits", "divergence", "generated_by", "reward_dtype",
+    "reward_adapters", "swift", "mini_batch_size", "embedding_loss", "joins_texts", "negatives", "matryoshka_dims",
 )  # fmt: skip
 """Fields of a job that a whole configuration sets, and that are compared once it is read again."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramplan.inputs.job import Job
 from vramplan.inputs.rule import IMPOSSIBLE, UNSUPPORTED, Rule
 
-ALONE = ("teacher", "teacher_dtype", "teacher_logits", "teacher_offload", "divergence", "generated_by")
+ALONE = ("teacher", "teacher_dtype", "teacher_logits", "divergence", "generated_by")
 """Settings that only distillation has."""
 
 
@@ -42,16 +42,6 @@ DISTILLATION_RULES = (
         lambda job: distils(job) and job.teacher_logits is not None and job.loss != "logits_to_keep",
         UNSUPPORTED,
         "{teacher_logits} with {loss} is not modelled; use {loss=logits_to_keep}, ms-swift's own trainer",
-    ),
-    Rule(
-        lambda job: (
-            distils(job)
-            and job.teacher_offload
-            and (job.teacher is None or job.strategy != "zero3" or job.loss != "logits_to_keep")
-        ),
-        UNSUPPORTED,
-        "{teacher_offload} with {strategy} and {loss} is not modelled; use {teacher_offload=false}, or ms-swift's"
-        " {loss=logits_to_keep} under {strategy=zero3}",
     ),
     Rule(
         lambda job: distils(job) and job.loss not in LOSSES,

@@ -112,9 +112,6 @@ class Job(Record):
     teacher_logits: int | None = field(default=None, gt=0, le=1 << 20)
     """Distillation from a teacher on other GPUs, which gives so many of each token's highest log-probabilities
     (ms-swift's ``teacher_model_server``, ``gkd_logits_topk``); null: the `teacher` gives all."""
-    teacher_offload: bool = False
-    """Whether the host keeps the weights of a teacher that ZeRO-3 shards (ms-swift's ``teacher_deepspeed
-    zero3_offload``)."""
     divergence: Divergence = "jsd"
     """`task` gkd: jsd (the generalized Jensen-Shannon divergence, TRL's ``beta`` between 0 and 1), forward_kl (``beta``
     0), or reverse_kl (``beta`` 1), which have no mixture."""

@@ -99,7 +99,7 @@ LANGUAGE_MODEL: Mapping[str, Any] = {
     "steps_per_generation": None, "num_iterations": 1, "vllm_share": 0.3, "vllm_tensor_parallel": 1,
     "vllm_max_length": None, "vllm_weights": "own", "vllm_sync_parts": None, "rollout_offload": "none", "verl": Verl(),
     "openrlhf": OpenRlhf(), "swift": Swift(), "entropy_graph": False, "teacher": None, "teacher_dtype": None,
-    "teacher_logits": None, "teacher_offload": False, "divergence": "jsd",
+    "teacher_logits": None, "divergence": "jsd",
     "generated_by": "student", "reward_model": None, "reward_dtype": None, "reward_adapters": False,
     "value_model": None, "value_dtype": None, "rollout_batch_size": 64, "ppo_trainer": "trl",
 }  # fmt: skip

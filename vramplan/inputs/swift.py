@@ -13,6 +13,8 @@ class Swift(Record):
     (``sequence_parallel_size``). Samples, and rows, are those of all of them together."""
     cross_entropy_chunk: int | None = field(default=None, gt=0, le=1 << 24)
     """Tokens whose cross-entropy is computed at a time where GPUs share texts (``CELOSS_PARALLEL_SIZE``); null: all."""
+    chunks_in_place: bool = False
+    """Whether the gradients of such chunks are written over the logits (up to ms-swift 4.5)."""
 
     @property
     def sharing(self) -> tuple[int, ...]:

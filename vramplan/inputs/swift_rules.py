@@ -25,6 +25,11 @@ SWIFT_RULES = (
         "swift: cross_entropy_chunk has no meaning without sequence_parallel",
     ),
     Rule(
+        lambda job: job.swift.chunks_in_place and job.swift.cross_entropy_chunk is None,
+        IMPOSSIBLE,
+        "swift: chunks_in_place has no meaning without cross_entropy_chunk",
+    ),
+    Rule(
         lambda job: job.swift.cross_entropy_chunk is not None and job.task is not None,
         IMPOSSIBLE,
         "swift: cross_entropy_chunk has no meaning with {task}, whose loss is no cross-entropy",

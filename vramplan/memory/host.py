@@ -111,7 +111,7 @@ def host_memory(
         notes.append(f"FULL_STATE_DICT gathers {format_bytes(whole)} on one process to save; FSDP 2 writes shards")
     if job.offload == "all":
         notes.append("PyTorch takes a power of two for each pinned tensor; that of single weights is not counted")
-    if job.teacher_offload or (job.loads_reference and job.offload == "all"):
+    if job.loads_reference and job.offload == "all":
         notes.append("the weights of the second model that wait on the host are not counted")
     if job.offload != "none" and "adam" not in job.optimizer:
         notes.append(f"the states of {job.optimizer} on the host are not known; Adam's are counted")

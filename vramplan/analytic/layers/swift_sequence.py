@@ -6,8 +6,10 @@ GatherLoss, ChunkedCrossEntropyLoss). Rows stay rows: each GPU has as many token
 
 from __future__ import annotations
 
+from weakref import ReferenceType, ref
+
 from vramplan.analytic.autograd import ops
-from vramplan.analytic.autograd.graph import Grads, Tensor
+from vramplan.analytic.autograd.graph import Grads, Node, Tensor
 from vramplan.analytic.layers.sequence_parallel import Attention, Shape
 from vramplan.units import ceil_div
 
@@ -50,13 +52,23 @@ def of_whole_rows(x: Tensor, gpus: int, length: int) -> Tensor:
     return out if length == own * gpus else ops.copy(ops.sliced(out, (rows, length)), "numbers without padding")
 
 
-def cross_entropy_in_chunks(logits: Tensor, labels: Tensor, size: int) -> Tensor:
-    """(T,) losses by (T, V) logits, `size` tokens at a time in both passes: no log-probabilities of all are kept."""
+def cross_entropy_in_chunks(logits: Tensor, labels: Tensor, size: int, in_place: bool) -> Tensor:
+    """(T,) losses by (T, V) logits, `size` tokens at a time in both passes: no log-probabilities of all are kept.
+
+    `in_place`: backward writes the gradients over the logits, as up to 4.5.
+    """
     tape, like, (tokens, vocabulary) = logits.tape, logits.like, logits.shape
     shape, several = (min(size, tokens), vocabulary), tokens > size
+    own: list[ReferenceType[Node]] = []
 
     def backward(grad: Tensor) -> Grads:
-        whole = ops.new_like(tape, like, "gradient of the logits")
+        node = own[0]()
+        assert node is not None
+        if in_place:
+            whole = Tensor(tape, node.saved[0], *like)
+        else:
+            whole = ops.new_like(tape, like, "gradient of the logits")
+        del node
         before = tape.empty(shape, like.dtype, "gradient of the chunk before") if several else None
         log_probs = tape.empty(shape, like.dtype, "log-probabilities of a chunk")
         of_loss = tape.empty(shape, like.dtype, "gradient of the log-probabilities of a chunk")
@@ -65,6 +77,7 @@ def cross_entropy_in_chunks(logits: Tensor, labels: Tensor, size: int) -> Tensor
         return [whole]
 
     node = tape.node((logits,), backward)
+    own += [] if node is None else [ref(node)]
     tape.save(node, logits, labels)
     chunk = tape.empty(shape, logits.dtype, "log-probabilities of a chunk")
     tape.work(0, 3 * logits.num_bytes, logits.dtype, launches=2 * ceil_div(tokens, size))

@@ -75,11 +75,6 @@ class Zero3Reference(ZeroStage3):
 
     is_reference = True
 
-    @property
-    def waits_on_host(self) -> bool:
-        """Those of a teacher by settings of its own."""
-        return super().waits_on_host or self.job.teacher_offload
-
     def own_weights(self) -> list[Placed]:
         return frozen(self.step)
 

@@ -285,16 +285,27 @@ class ZeroStage3(ZeroStage):
             self.coordinator.leave(self.around.pop())
 
     def reduce(self, members: list[Trained]) -> None:
-        """Reduce gradients in a joined copy, unless one divides evenly (reduce_scatter_coalesced)."""
-        own = [ceil_div(one.count, self.cards) for one in members]
+        """Reduce gradients in a joined copy, unless one divides evenly (reduce_scatter_coalesced).
+
+        The own part of each that the host gets comes back for its norm, while the copy is there (partition_grads).
+        """
+        record = self.record
+        own, joined = [ceil_div(one.count, self.cards) for one in members], list[int]()
         self.send("reduce_scatter", sum(own) * self.cards * DTYPE_BYTES[self.dtype], self.zero.overlap_comm)
         if len(members) > 1 or members[0].count % self.cards:
             stream = REDUCE if self.zero.overlap_comm else COMPUTE
-            self.passing(flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner", stream))
+            by_owner = flat(sum(own) * self.cards, self.dtype, "communication", "gradients, by owner", stream)
+            joined.append(record.allocate(by_owner))
         if self.job.offload != "none":
             self._send_to_host(sum(own))
             for count in own:
-                self.to_host(count)
+                copy = record.allocate(
+                    flat(count, self.dtype, "communication", "own part of a gradient, from the host")
+                )
+                if self.is_last:
+                    self.to_host(count)
+                record.free(copy)
+        record.free_all(joined)
 
     def _send_to_host(self, count: int) -> None:
         """Add gradients to those on the host, by way of the GPU; the last micro-step's sum goes in fp32."""

@@ -217,7 +217,7 @@ class Modules:
         """
         if not turn[0].startswith("backward") or turn[1]:
             return False
-        if self.runs_several and turn[2] in self.first_modules:
+        if turn[2] in self.first_modules:
             return True
         if not (self.runs_again or ran_since):
             return False

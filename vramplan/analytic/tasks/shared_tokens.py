@@ -31,7 +31,7 @@ def compute_loss(net: Modules, setting: StepSpec, phase: str, batch: Batch) -> T
     if swift.cross_entropy_chunk is None:
         losses = token_cross_entropy(flat, labels)
     else:
-        losses = cross_entropy_in_chunks(flat, labels, swift.cross_entropy_chunk)
+        losses = cross_entropy_in_chunks(flat, labels, swift.cross_entropy_chunk, swift.chunks_in_place)
     gathered = of_whole_rows(losses.view(rows, own), swift.sequence_parallel, length)
     del losses, flat
     of_others = tape.empty((rows, length), "int64", "labels of all tokens")

@@ -33,23 +33,36 @@ def logits_and_loss(
     net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same of a model that is given labels of the tokens with logits: its loss is among its outputs."""
-    own = own_logits(net, setting, phase, batch, kept)
+    held: list[Tensor] = []
+    own = own_logits(net, setting, phase, batch, kept, held)
     net.tape.module = "loss"
     loss = causal_loss(own)
+    held.clear()
     logits = _converted(own, setting)
     net.hook_outputs.clear()
     return logits, loss
 
 
-def own_logits(net: Modules, setting: StepSpec, phase: str, batch: Batch, kept: int | None = None) -> Tensor:
-    """The logits in the dtype of the head."""
+def own_logits(
+    net: Modules,
+    setting: StepSpec,
+    phase: str,
+    batch: Batch,
+    kept: int | None = None,
+    held: list[Tensor] | None = None,
+) -> Tensor:
+    """The logits in the dtype of the head; `held` gets the hidden states that the forward holds to its end."""
     job, config = setting.job, setting.config
     with net.tape.autocasting(job.forward_autocast):
         forward = forward_pass(net, setting, phase, batch)
         decoder, architecture = decoder_of(forward), setting.architecture
         hidden = decoder.before_head(net, config, language_model(forward, config))
+        if held is not None:
+            held.append(hidden)
         if kept is not None:
             hidden = _of_answers(hidden, kept)
+            if held is not None:
+                held.append(hidden)
         vocabulary, tied = architecture.shape(config).vocabulary, architecture.is_tied(config)
         logits = decoder.after_head(net, config, net.head(hidden, vocabulary, tied, decoder.head_bias))
         del hidden

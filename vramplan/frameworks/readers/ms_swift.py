@@ -300,6 +300,8 @@ def write(model: str, job: Job) -> ConfigText:
     if job.strategy == "device_map":  # one process that sees all GPUs
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(job.num_gpus)))}
     pairs |= _sharding(job) | ms_swift_grpo.grpo_pairs(job) | ms_swift_ppo.ppo_pairs(job)
+    pairs |= ms_swift_rows.shared_pairs(job)
+    variables |= ms_swift_rows.shared_variables(job)
     if job.max_pixels is not None:
         variables["MAX_PIXELS"] = str(job.max_pixels)
     if job.max_tiles is not None:

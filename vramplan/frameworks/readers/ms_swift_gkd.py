@@ -22,7 +22,7 @@ PRESETS = ("zero0", "zero1", "zero2", "zero3")
 """Values of teacher_deepspeed without offloading."""
 SERVER, HIGHEST = "teacher_model_server", "gkd_logits_topk"
 OFFLOADED = "zero3_offload"
-"""The one that keeps each GPU's share in host memory."""
+"""The one that says that each GPU's share waits in host memory."""
 NO_CHANGE = ("temperature", "max_completion_length", "max_new_tokens", "disable_dropout", "log_completions")
 """Settings that change nothing where nobody generates on these GPUs."""
 
@@ -70,11 +70,9 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
         )
     for name, why in NOT_MODELLED.items():
         config.require_off(name, why=f"{why}; {setting('set', f'{name}=')} estimates the run without it")
-    placement = given or {
-        "teacher": teacher,
-        "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto",
-        **_placement(config, str(job.get("strategy", "ddp"))),
-    }
+    if not given:
+        _check_placement(config, str(job.get("strategy", "ddp")))
+        given = {"teacher": teacher, "teacher_dtype": job["dtype"] if config.has("torch_dtype") else "auto"}
     if job.get("strategy") not in (None, "ddp", "zero1", "zero2", "zero3"):
         raise config.unsupported(
             "rlhf_type",
@@ -85,7 +83,7 @@ def task_fields(config: ConfigReader, model: str, job: dict[str, Any]) -> dict[s
         "task": "gkd",
         "loss": "logits_to_keep",
         **row_field(config),
-        **placement,
+        **given,
         "divergence": trl_gkd.divergence(config.number("beta", default=0.5)),
         "generated_by": "none",
         "adds_cross_entropy": config.number("sft_alpha", default=0.0) > 0.0,
@@ -129,14 +127,16 @@ def _taught_by_itself(model: str, job: dict[str, Any]) -> str:
     return f"{command} --loss logits_to_keep"
 
 
-def _placement(config: ConfigReader, strategy: str) -> dict[str, bool]:
-    """Whether the host keeps the teacher's share of each GPU; else it lies where it does without settings of its own.
+def _check_placement(config: ConfigReader, strategy: str) -> None:
+    """Check that the teacher lies where it does without settings of its own.
 
     DeepSpeed of its own matters if the student has DeepSpeed, and shards it at stage 3 alone (4.6, rollout_mixin.py:
     _setup_teacher; utils.py: prepare_deepspeed).
 
+    A share stays on the GPU with zero3_offload too: it is there when the engine is made (deepspeed 0.19.8).
+
     Raises:
-        UnsupportedError: if it does neither, with the nearest estimate.
+        UnsupportedError: if it does not, with the nearest estimate.
     """
     stays = setting("set", "offload_teacher_model=")
     config.require_off(
@@ -146,12 +146,13 @@ def _placement(config: ConfigReader, strategy: str) -> dict[str, bool]:
     own = config.string("teacher_deepspeed")
     if not own or not strategy.startswith("zero"):
         config.read_keys.add("teacher_deepspeed")
-        return {}
+        return
     shards, is_sharded = own.startswith("zero3"), strategy == "zero3"
     if own in PRESETS and shards == is_sharded:
-        return {}
+        return
     if own == OFFLOADED and is_sharded:
-        return {"teacher_offload": True}
+        config.note("warning", "teacher_deepspeed", "leaves the teacher's share on each GPU, where it was loaded")
+        return
     without, nearest = setting("set", "teacher_deepspeed="), "with it whole on each GPU, which needs more"
     if is_sharded and shards:
         nearest = "with its share on each GPU, which needs more"

@@ -9,6 +9,8 @@ from typing import Any
 from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.writers.config_text import Pairs
+from vramplan.inputs.job import Job
 
 ROWS = ("padding_free", "packing")
 """Keys that make one row of a micro-batch."""
@@ -21,6 +23,8 @@ SPLIT = "sequence_parallel_size"
 """GPUs that share each text."""
 SHARED_SINCE = "3.12"
 """The first version whose code was read."""
+NOT_IN_PLACE = "4.6"
+"""The first version whose gradients of chunks are not written over the logits (sequence_parallel/utils.py)."""
 CHUNK = "CELOSS_PARALLEL_SIZE"
 """The environment variable with the tokens whose cross-entropy is computed at a time, where GPUs share texts."""
 
@@ -98,8 +102,27 @@ def shared_fields(config: ConfigReader, version: str, num_gpus: int, computes_cr
     if num_gpus % gpus:
         raise ConfigError(f"{config.place(SPLIT)}: {gpus} does not divide {num_gpus} GPUs: ms-swift stops at that")
     chunk = (config.variable(CHUNK) or "0") if computes_cross_entropy else "0"
-    own = {"cross_entropy_chunk": int(chunk)} if chunk.isdecimal() and int(chunk) else {}
-    return {"swift": {"sequence_parallel": gpus, **own}}
+    own: dict[str, Any] = {"sequence_parallel": gpus}
+    if chunk.isdecimal() and int(chunk):
+        own["cross_entropy_chunk"] = int(chunk)
+        own |= {} if at_least(version, NOT_IN_PLACE) else {"chunks_in_place": True}
+    return {"swift": own}
+
+
+def shared_pairs(job: Job) -> Pairs:
+    """GPUs that share the tokens of each text, for a command: GRPO's micro-batches are those of one of them."""
+    gpus = job.swift.sequence_parallel
+    if gpus == 1:
+        return {}
+    names = ("gradient_accumulation_steps", "steps_per_generation") if job.task == "grpo" else ()
+    steps = {name: value // gpus for name in names if (value := getattr(job, name)) is not None}
+    return {SPLIT: gpus, **steps}
+
+
+def shared_variables(job: Job) -> dict[str, str]:
+    """The variable of its cross-entropy, if it is computed in chunks."""
+    chunk = job.swift.cross_entropy_chunk
+    return {} if chunk is None else {CHUNK: str(chunk)}
 
 
 def refuse_shared(config: ConfigReader) -> None:
