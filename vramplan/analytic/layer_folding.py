@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from vramplan.analytic.autograd.graph import LayerSection
-from vramplan.analytic.chunk_folding import WholeRecord, sections_of, with_all_chunks
+from vramplan.analytic.chunk_folding import WholeRecord, repeated, sections_of, with_all_chunks
 from vramplan.analytic.step_record import StepRecord
 from vramplan.dataclass import dataclass
 from vramplan.memory import passes
@@ -253,10 +253,12 @@ class _Writer:
         self.sizes = sizes
         self.brief = brief
         self.templates: dict[tuple[int, bool, bool], _Template] = {}
+        self.freed: dict[tuple[int, int], list[int]] = {}
         self.section_of = sections_of(whole)
         section_of = self.section_of if whole.place is whole.source else sections_of(record)
         self.result = Unfolded(array("i"), array("i"), {}, {}, [], record, section_of, whole, self.section_of)
         self.number_of = {(one.phase, one.run, one.layer): number for number, one in enumerate(whole.sections)}
+        self.passing = self._passing(record, section_of) if brief else frozenset[int]()
 
     def write(self) -> Unfolded:
         sections, plan = self.record.sections, self.plan
@@ -310,40 +312,52 @@ class _Writer:
     def _template(self, number: int, last: bool, brief: bool) -> _Template:
         """The events of a section; all but the last copy leave storages of other stacks, and outside, to the last."""
         section, following = self.record.sections[number], self.record.end_of(number)
-        all_events = self.record.events[section.first_event : following.first_event]
-        events = self._lasting(all_events) if brief else all_events
         first, end = section.first_storage, following.first_storage
-        within: list[int] = []
-        slots: list[int] = []
+        source, passing = self.record.source, self.passing if brief else ()
         origins: list[tuple[int, int]] = []
         slot_of: dict[int, Sequence[int]] = {}
-        for event in events:
-            storage = event if event >= 0 else ~event
-            if first <= storage < end:
-                within.append(event - first if event >= 0 else event + first)
-                slots.append(0)
-                continue
-            origin = self.section_of[storage]
-            made_in = self.record.sections[origin]
-            same = _same_stack(made_in.layer, section.layer)
-            is_across = same and made_in.layer != section.layer
-            key, start = (~storage, storage) if is_across else (origin, made_in.first_storage)
-            if key not in slot_of:
-                num_copies = 1 if same else self.plan.copies_of(made_in.layer) if last else 0
-                origins += [(storage, ACROSS)] if is_across else [(origin, copy) for copy in range(num_copies)]
-                slot_of[key] = range(1 + len(origins) - num_copies, 1 + len(origins))
-            for slot in slot_of[key]:
-                within.append(event - start if event >= 0 else event + start)
-                slots.append(slot)
-        return _Template(array("i", within), array("i", slots), origins)
 
-    def _lasting(self, events: Sequence[int]) -> list[int]:
-        """The events of a section without those of small storages that are freed in it."""
-        freed = {~event for event in events if event < 0}
-        allocated = {event for event in events if event >= 0}
-        sizes, source = self.sizes, self.record.source
-        passing = {number for number in freed & allocated if sizes[source[number]] <= SMALL_SIZE}
-        return [event for event in events if (event if event >= 0 else ~event) not in passing]
+        def located(events: Sequence[int]) -> tuple[array[int], array[int]]:
+            """The events with numbers within the sections that allocate their storages, and the slot of each."""
+            within, slots = array("i"), array("i")
+            for event in events:
+                storage = event if event >= 0 else ~event
+                if passing and source[storage] in passing:
+                    continue
+                if first <= storage < end:
+                    within.append(event - first if event >= 0 else event + first)
+                    slots.append(0)
+                    continue
+                origin = self.section_of[storage]
+                made_in = self.record.sections[origin]
+                same = _same_stack(made_in.layer, section.layer)
+                is_across = same and made_in.layer != section.layer
+                key, start = (~storage, storage) if is_across else (origin, made_in.first_storage)
+                if key not in slot_of:
+                    num_copies = 1 if same else self.plan.copies_of(made_in.layer) if last else 0
+                    origins.extend([(storage, ACROSS)] if is_across else [(origin, copy) for copy in range(num_copies)])
+                    slot_of[key] = range(1 + len(origins) - num_copies, 1 + len(origins))
+                for slot in slot_of[key]:
+                    within.append(event - start if event >= 0 else event + start)
+                    slots.append(slot)
+            return within, slots
+
+        all_events, all_slots = array("i"), array("i")
+        for part in self.record.parts(number):
+            events, slots = located(part.events)
+            all_events.extend(events if part.copies == 1 else repeated(events, located(part.following)[0], part.copies))
+            all_slots.extend(slots * part.copies)
+        return _Template(all_events, all_slots, origins)
+
+    def _passing(self, record: StepRecord, section_of: Sequence[int]) -> frozenset[int]:
+        """The small storages of a record that are freed in the section that allocates them."""
+        part_of = self.record.number_of
+        return frozenset(
+            ~event
+            for number, section in enumerate(record.sections)
+            for event in record.events[section.first_event : record.end_of(number).first_event]
+            if event < 0 and part_of[section_of[~event]] == part_of[number] and self.sizes[~event] <= SMALL_SIZE
+        )
 
     def _base(self, origin: int, copy: int, number: int, layer: int | None) -> int:
         """First storage in the whole model of another section, of whose storages section `number` frees some."""
@@ -383,8 +397,12 @@ class _Writer:
 
     def _freed(self, number: int, origin: int) -> list[int]:
         """The storages made in section `origin` that section `number` frees, in order."""
-        first, end = self.record.sections[number].first_event, self.record.end_of(number).first_event
-        return [~event for event in self.record.events[first:end] if event < 0 and self.section_of[~event] == origin]
+        key = number, origin
+        if key not in self.freed:
+            first, end = self.record.sections[number].first_event, self.record.end_of(number).first_event
+            freed = (~event for event in self.record.events[first:end] if event < 0)
+            self.freed[key] = [storage for storage in freed if self.section_of[storage] == origin]
+        return self.freed[key]
 
 
 def _are_one_run(first: LayerSection, other: LayerSection) -> bool:
