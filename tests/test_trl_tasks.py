@@ -206,7 +206,8 @@ def test_liger_is_a_loss_or_layers_by_the_version(task: str, version: str, loss:
 @pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo", "rloo"])
 def test_what_is_written_is_read_again(task: str) -> None:
     own = {"prompt_length": 128, "generate_with": "vllm", "vllm_share": 0.3} if task in ROLLOUTS else {}
-    found = suggest(MODEL, "rtx4090", 16, task=task, sequence_length=512, method="lora", **own).recommended
+    asked: dict[str, Any] = {"task": task, "sequence_length": 512, "method": "lora", "advice": False, **own}
+    found = suggest(MODEL, "rtx4090", 16, **asked).recommended
     assert found is not None
     written = export("trl", MODEL, found.estimate.job, "rtx4090")
     assert written.text.startswith(f"# trl {task} --config train.yaml")
