@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -133,6 +134,19 @@ def cli_json(*arguments: str) -> Any:
     done = cli(*arguments, "--json")
     assert not done.stderr, done.stderr
     return json.loads(done.stdout)
+
+
+def answered_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A search that is asked the same several times, such as for each width of the terminal, and computes it once."""
+    answers: dict[str, Any] = {}
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        question = repr((arguments, sorted((name, value) for name, value in options.items() if name != "progress")))
+        if question not in answers:
+            answers[question] = function(*arguments, **options)
+        return answers[question]
+
+    return once
 
 
 def measured_of(job: Job, **figures: Any) -> Measured:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import vramplan
-from tests.helpers import cli, cli_json
+from tests.helpers import answered_once, cli, cli_json
 from tests.test_adaptive_policies import norms
 from vramplan.adaptive.controller import Controller, Observation
 from vramplan.adaptive.ladder import ladder, plan_ladder
@@ -264,9 +264,13 @@ def test_a_simulation_begins_where_the_run_did():
     assert (found.steps, found.first_batch_steps, found.decisions) == (10, 10, ())
 
 
+PLAN_ONCE = answered_once(plan_ladder)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("ascii_only", [False, True])
-def test_both_answers_at_every_width(record, width, ascii_only):
+def test_both_answers_at_every_width(record, width, ascii_only, monkeypatch):
+    monkeypatch.setattr("vramplan.adaptive.ladder.plan_ladder", PLAN_ONCE)
     environment = {"COLUMNS": str(width)} | (C_LOCALE if ascii_only else {})
     plan = cli(*PLAN, **environment).stdout
     simulated = cli("adapt", "simulate", str(record), **environment).stdout

@@ -90,20 +90,20 @@ def test_settings_that_stand_there_are_left_out(written: dict[str, object], line
     ],
 )
 def test_settings_have_the_line_of_the_script(script: Path, settings: list[str], line: list[str] | str) -> None:
-    reading = vramplan.check(script, "h200-sxm", num_gpus=1, sequence_length=2048).reading
+    reading = vramplan.check(script, "h200-sxm", num_gpus=1, sequence_length=2048, look_further=False).reading
     assert with_line(reading, settings) == ("  ".join(line) if isinstance(line, list) else line)
 
 
 def test_two_constructors_are_not_told_apart(script: Path) -> None:
     script.write_text(SCRIPT.replace("trainer = ", "other = GRPOConfig(output_dir='b')\ntrainer = "))
-    reading = vramplan.check(script, "h200-sxm", num_gpus=1, sequence_length=2048).reading
+    reading = vramplan.check(script, "h200-sxm", num_gpus=1, sequence_length=2048, look_further=False).reading
     assert with_line(reading, ['optim="sgd"']) == 'optim="sgd"'
 
 
 def test_a_configuration_file_has_no_lines(tmp_path: Path) -> None:
     path = tmp_path / "swift.yaml"
     path.write_text("model: Qwen/Qwen2.5-0.5B-Instruct\ntuner_type: lora\nmax_length: 512\n")
-    reading = vramplan.check(path, "h200-sxm", framework="ms-swift", num_gpus=1).reading
+    reading = vramplan.check(path, "h200-sxm", framework="ms-swift", num_gpus=1, look_further=False).reading
     assert with_line(reading, ["max_length: 256"]) == "max_length: 256"
 
 
@@ -150,6 +150,6 @@ def test_a_cached_loss_runs_fewer_texts_at_a_time(tmp_path: Path) -> None:
     assert (changed.fits, changed.need_bytes) == (True, verdict.advice[0].device_total_bytes)
     assert not doubled.fits
     path.write_text(CACHED.replace(", mini_batch_size=64", ""))
-    reading = vramplan.check(path, "rtx4090", num_gpus=1).reading
+    reading = vramplan.check(path, "rtx4090", num_gpus=1, look_further=False).reading
     assert with_line(reading, settings) == f"mini_batch_size={size}  # add to the loss, line 7"
     assert with_line(reading, ["max_seq_length=128"]) == "max_seq_length=128  # line 6"

@@ -193,12 +193,12 @@ def test_runs_that_fail_do_not_stop_the_others(machine: Any, tmp_path: Path) -> 
     crash = "if job['micro_batch_size'] == 1: raise RuntimeError('the driver went away')\n"
     hang = "if job['micro_batch_size'] == 2: time.sleep(100)\n"
     machine(H100, H100, script=crash + hang)
-    results = {result.name.split()[1]: result for result in run(tmp_path / "runs", cases(1, 2, 3, 4), timeout=1.5)}
+    results = {result.name.split()[1]: result for result in run(tmp_path / "runs", cases(1, 2, 3, 4), timeout=3)}
     assert {name: result.measured for name, result in results.items()} == {
         "micro_batch=1": False, "micro_batch=2": False, "micro_batch=3": True, "micro_batch=4": True,
     }  # fmt: skip
     assert "RuntimeError: the driver went away" in results["micro_batch=1"].text
-    assert "took more than 1.5 s and was stopped" in results["micro_batch=2"].text
+    assert "took more than 3 s and was stopped" in results["micro_batch=2"].text
     assert len(ledger.load_all(tmp_path / "runs")) == 2
 
 

@@ -41,7 +41,7 @@ def test_a_data_set_shortens_the_prompt_once(tmp_path: Path) -> None:
 
 def test_a_shorter_sample_has_a_shorter_prompt(tmp_path: Path) -> None:
     path = script(tmp_path, GRPO)
-    job = check(path, gpu="a100-80gb", num_gpus=1, sequence_length=600).estimate.job
+    job = check(path, gpu="a100-80gb", num_gpus=1, sequence_length=600, look_further=False).estimate.job
     assert (job.sequence_length, job.prompt_length) == (600, 216)
     with pytest.raises(VramplanError, match="a completion alone has up to 384 tokens"):
         check(path, gpu="a100-80gb", num_gpus=1, sequence_length=384)

@@ -26,10 +26,11 @@ import pytest
 
 import vramplan
 from tests import matrix
-from tests.helpers import ROOT, cli, cli_process, typer_command
+from tests.helpers import ROOT, answered_once, cli, cli_process, typer_command
 from tests.test_cli import FLAGS
 from vramplan.cli import main
 from vramplan.cli.commands import COMMANDS, command_of
+from vramplan.planner import hardware_search
 
 README = ROOT / "README.md"
 ACCURACY = ROOT / "docs" / "accuracy.md"
@@ -59,7 +60,7 @@ ONLY_PARSED = {
     r"^site ": "downloads Pyodide; tests/test_site.py makes one of other parts",
     r"^report ": "takes up to a minute; tests/test_report.py makes one",
     r"^table": "takes minutes; tests/test_tables.py makes small tables",
-    r"--gpu any|--num-gpus auto": "takes half a minute; tests/test_hardware.py searches for a small model",
+    r"--gpu any|--num-gpus auto|^suggest .*--gpu \S+,": "takes half a minute; tests/test_hardware.py has small models",
     r"^accuracy": "takes minutes; tests/learn.py makes the same tables",
     r"train\.py|mine:make|--tokenizer|my-model|run\.jsonl": "needs the reader's own files",
 }
@@ -161,6 +162,7 @@ def test_outputs_are_what_the_commands_print(path: Path, folder: Path, monkeypat
         assert code in (0, 1), errors
         return stripped(output)
 
+    monkeypatch.setattr(hardware_search, "suggest_hardware", answered_once(hardware_search.suggest_hardware))
     text = path.read_text()
     if os.environ.get("UPDATE_DOCS"):
         path.write_text(

@@ -33,7 +33,7 @@ def job_of(folder: Path, name: str, text: str, **options: Any) -> Job:
     """The job that a file is read as."""
     path = folder / name
     path.write_text(text)
-    return check(path, "h100", num_gpus=1, **options).estimate.job
+    return check(path, "h100", num_gpus=1, look_further=False, **options).estimate.job
 
 
 def script(folder: Path, trainer: str, options: str = "", before: str = "") -> Job:

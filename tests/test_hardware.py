@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import cli
+from tests.helpers import answered_once, cli
 from vramplan import Hardware, HardwarePlan
 from vramplan.errors import ConfigError, UnsupportedError, VramplanError
 from vramplan.inputs.catalog import all_gpus, find_gpu
@@ -421,7 +421,8 @@ def test_resources_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize("count", ["auto", "2"])
-def test_resources_on_the_command_line(count: str) -> None:
+def test_resources_on_the_command_line(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_search, "suggest_hardware", answered_once(hardware_search.suggest_hardware))
     asked = ("suggest", "qwen2.5-0.5b", "--gpu", "rtx4090", "--global-batch", "2", "--num-gpus", count)
     number = {"auto": 1, "2": 2}[count]
     done = cli(*asked, "--for", "skypilot")

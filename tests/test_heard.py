@@ -65,7 +65,7 @@ def test_check_trains_a_tower_that_a_script_does_not_freeze(tmp_path: Path) -> N
         'args = TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=True)\n'
         "Trainer(model=model, args=args, train_dataset=None).train()\n"
     )
-    checked = vramplan.check(str(script), "h200").estimate.job
+    checked = vramplan.check(str(script), "h200", look_further=False).estimate.job
     assert (checked.vision, checked.projector, checked.sounds, checked.images) == ("train", "train", 1, 0)
 
 

@@ -200,7 +200,7 @@ def test_a_configuration_without_targets_gets_those_of_its_model(
 ) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(f"model_name_or_path: {model}\ndataset_name: d\nuse_peft: true\nmax_length: 512\n")
-    assert check.check(path, "h100", num_gpus=1).estimate.job.lora_targets == targets
+    assert check.check(path, "h100", num_gpus=1, look_further=False).estimate.job.lora_targets == targets
 
 
 def test_peft_stops_at_a_model_without_default_targets(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_pack_is_one_row_of_the_budget() -> None:
 
 def test_a_longer_sample_does_not_shrink_a_pack() -> None:
     path = CONFIGS / "nemo-automodel" / "packed.yaml"
-    assert check(path, "h100", num_gpus=1, sequence_length=512).estimate.job.sequence_length == 8192
+    assert check(path, "h100", num_gpus=1, sequence_length=512, look_further=False).estimate.job.sequence_length == 8192
 
 
 def test_a_budget_that_does_not_fit_gets_a_smaller_one() -> None:

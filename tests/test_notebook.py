@@ -35,7 +35,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "Table": vramplan.table([MODEL], ["rtx3060"]),
         "TokenBudgets": vramplan.token_budget(MODEL, "rtx3060", sequence_length=512, batches="packed"),
         "Explanation": vramplan.explain(ROOT / "tests" / "oom_logs" / "loss.txt"),
-        "Hardware": vramplan.suggest_hardware(MODEL, ["rtx3060", "t4"], 8),
+        "Hardware": vramplan.suggest_hardware(MODEL, ["rtx3060", "t4"], 8, max_gpus=1),
     }
 
 

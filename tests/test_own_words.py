@@ -76,7 +76,7 @@ def test_vllm_on_the_gpus_of_several_nodes(tmp_path: Path) -> None:
         " --tuner_type lora --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.4"
         " --vllm_max_model_len 2048 --max_length 512 --max_completion_length 512 --per_device_train_batch_size 2"
     )
-    job = check(path, "a100-80gb").estimate.job
+    job = check(path, "a100-80gb", look_further=False).estimate.job
     assert (job.num_nodes, job.num_gpus) == (2, 4)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import typer
 
 from vramplan.cli import typer_app
 from vramplan.cli.commands import COMMANDS, function_of
@@ -27,18 +29,23 @@ def parameters_of(command: str) -> list[Parameter]:
     return [parameter_of(one) for one in declared(function_of(command)).values()]
 
 
-def read_by_typer(command: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What typer passes to the command."""
-    passed: dict[str, Any] = {}
+def reader_of_typer(command: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], dict[str, Any]]:
+    """From words to what typer passes to the command."""
+    passed: list[dict[str, Any]] = []
 
     def record(**values: Any) -> None:
-        passed.update(values)
+        passed.append(values)
 
     record.__name__ = command.rpartition(" ")[2]
     record.__signature__ = inspect.Signature([*declared(function_of(command)).values()])  # type: ignore[attr-defined]
     monkeypatch.setattr(typer_app, "function_of", lambda _: record)
-    typer_app.app_of([command])([*command.split(), *words], standalone_mode=False)
-    return passed
+    group = typer.main.get_command(typer_app.app_of([command]))
+
+    def read(words: list[str]) -> dict[str, Any]:
+        group([*command.split(), *words], standalone_mode=False)
+        return passed.pop()
+
+    return read
 
 
 def line(parameters: list[Parameter], random: Random) -> list[str]:
@@ -73,11 +80,12 @@ def line(parameters: list[Parameter], random: Random) -> list[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_well_formed_lines_are_read_as_typer_reads_them(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random, parameters = Random(command), parameters_of(command)
+    read_by_typer = reader_of_typer(command, monkeypatch)
     for _ in range(40):
         words = line(parameters, random)
         values = parse(parameters, words)
         assert values is not None, words
-        by_typer = read_by_typer(command, words, monkeypatch)
+        by_typer = read_by_typer(words)
         assert values == by_typer, words
         assert {key: type(value) for key, value in values.items()} == {key: type(by_typer[key]) for key in values}
 

@@ -76,7 +76,7 @@ def test_adapters_that_score_are_a_second_set() -> None:
 def test_recipes_are_read(tmp_path: Path, rewards: str, adapters: bool) -> None:
     path = tmp_path / "ppo.yaml"
     path.write_text(RECIPE + rewards)
-    job = check(path, "rtx4090").estimate.job
+    job = check(path, "rtx4090", look_further=False).estimate.job
     assert (job.task, job.reward_adapters, job.loss) == ("ppo", adapters, "standard")
     assert (job.prompt_length, job.sequence_length) == (512, 640)
 

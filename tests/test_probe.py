@@ -341,18 +341,20 @@ def folder(tmp_path: Path) -> Path:
 HOST = ("--device", "cpu", "--as-card", "rtx4090", "--seq-len", "32", "--attention", "eager")
 
 
-def test_probe_on_the_command_line(folder: Path) -> None:
+def test_probe_on_the_command_line(folder: Path, request: pytest.FixtureRequest) -> None:
     done = cli("probe", str(folder), *HOST, "--record", str(folder / "runs"))
     assert done.returncode == 0, done.stderr
     for said in ("micro-batch 1, accumulation 1: ran", "estimate", "measured", "s a step", "Measured with python"):
         assert said in done.stdout, said
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     assert len(ledger.load_all(folder / "runs")) == 1
+    request.getfixturevalue("in_process")
     found = cli_json("probe", str(folder), *HOST, "--find-max", "--micro-batch", "2", "--max-runs", "1")
     assert found["largest_micro_batch_size"] == 2
     assert found["exact"] is False
 
 
+@pytest.mark.usefixtures("in_process")
 def test_suggest_and_prove_on_the_command_line(folder: Path) -> None:
     arguments = ("suggest", str(folder), "--gpu", "rtx4090", "--global-batch", "2", "--seq-len", "32")
     done = cli(*arguments, "--attention", "eager", "--device", "cpu", "--probe")

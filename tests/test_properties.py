@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from vramplan.memory.estimate import Estimate
 SPEC = spec_of("HuggingFaceTB/SmolLM2-135M")
 
 
+@lru_cache(maxsize=64)
 def estimate_of(**job: Any) -> Estimate:
     return estimate(SPEC, Job(**{"sequence_length": 256, **job}), card_of())
 

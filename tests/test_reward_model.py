@@ -108,7 +108,7 @@ trainer.train()
 def read(tmp_path: Path, name: str, text: str, **options: Any) -> Job:
     path = tmp_path / name
     path.write_text(text)
-    return check(path, "a100-80gb", seq_len=512, **options).estimate.job
+    return check(path, "a100-80gb", seq_len=512, look_further=False, **options).estimate.job
 
 
 def test_recipes_load_it_like_the_policy(tmp_path: Path) -> None:

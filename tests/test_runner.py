@@ -47,10 +47,10 @@ def answer(**figures: Any) -> str:
 def is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{process}/stat").read_text() if Path("/proc/self").exists() else ""
+    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
         return False
-    state = Path(f"/proc/{process}/stat")
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+    return state.rpartition(")")[2].split()[:1] != ["Z"]
 
 
 def test_progress_and_a_result(child: Any) -> None:
@@ -119,8 +119,8 @@ def test_errors_keep_their_settings(child: Any) -> None:
 
 def test_a_process_that_hangs_is_stopped(child: Any, tmp_path: Path) -> None:
     child(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)")
-    with pytest.raises(ProbeError, match=r"took more than 1\.5 s and was stopped"):
-        subprocess_runner.run(request(), 1.5)
+    with pytest.raises(ProbeError, match=r"took more than 3 s and was stopped"):
+        subprocess_runner.run(request(), 3)
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 

@@ -123,7 +123,7 @@ def test_columns_of_a_loss_without_negatives_are_no_key_of_the_script(tmp_path: 
 
 @pytest.mark.parametrize(("text", "expected"), CASES)
 def test_scripts_are_read(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
-    job = check(script(tmp_path, text), gpu="h100").estimate.job
+    job = check(script(tmp_path, text), gpu="h100", look_further=False).estimate.job
     assert {name: getattr(job, name) for name in expected} == expected
     assert job.autocast == "bf16"
 
@@ -133,7 +133,7 @@ def test_columns_that_are_not_known_stand_beside_the_verdict(tmp_path: Path) -> 
     result = check(path, gpu="h100")
     assert result.estimate.job.negatives == 1
     assert any(note.key == "negatives" and note.kind == "doubt" for note in result.reading.notes)
-    assert check(path, gpu="h100", settings={"negatives": "3"}).estimate.job.negatives == 3
+    assert check(path, gpu="h100", settings={"negatives": "3"}, look_further=False).estimate.job.negatives == 3
 
 
 @pytest.mark.parametrize(

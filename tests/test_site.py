@@ -19,9 +19,10 @@ import pytest
 
 import hatch_build
 import vramplan
-from tests.helpers import ROOT, cli
+from tests.helpers import ROOT, answered_once, cli
 from vramplan.cli import answers
 from vramplan.errors import ConfigError
+from vramplan.planner import hardware_search
 from vramplan.render.web.answer import fragment, of_estimate, of_search
 from vramplan.site import build, parts
 
@@ -51,7 +52,8 @@ def ask(line: str, **files: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_answer_is_what_the_command_line_prints(line: str) -> None:
+def test_an_answer_is_what_the_command_line_prints(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_search, "suggest_hardware", answered_once(hardware_search.suggest_hardware))
     printed = cli(*line.split())
     assert ask(line) == {"code": printed.returncode, "text": printed.stdout, "error": printed.stderr, "files": {}}
     assert bool(printed.stdout) != bool(printed.stderr)

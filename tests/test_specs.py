@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
 import pytest
 
 from tests.helpers import setting_of
@@ -40,18 +43,38 @@ TEXT_ONLY_WITHIN = {
 """Language models that no one ships by themselves."""
 
 
+def counted(spec: ModelSpec) -> Job:
+    """A job of which every shipped model has one."""
+    attention = architecture_of(spec).architecture.attention[0]
+    return Job(method="full", autocast="none", attention=attention, task=published_task(spec))
+
+
 @pytest.mark.parametrize("name", model_names())
 def test_count_equals_the_official_one(name: str) -> None:
+    """As answers count: of layers that are alike one is laid out."""
     spec = load_spec(name)
     assert spec.name == name
     assert spec.sources
     assert spec.counted_from
-    attention = architecture_of(spec).architecture.attention[0]
-    job = Job(method="full", autocast="none", attention=attention, task=published_task(spec))
-    setting, whole = setting_of(spec, job)
-    _, folded = lay_out(spec, job, FusedAttention(flash=True))
-    assert count_parameters(setting, whole) == spec.num_parameters
+    _, whole = setting_of(spec, counted(spec))
+    setting, folded = lay_out(spec, counted(spec), FusedAttention(flash=True))
+    assert count_parameters(setting, folded) == spec.num_parameters
     assert [len(one.layers()) for one in folded.stacks] == [len(one.simulated) for one in whole.stacks]
+
+
+def by_size_of_each_type() -> list[Any]:
+    """All shipped models; of each type the smallest runs by default."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(model_names(), key=lambda name: load_spec(name).num_parameters):
+        names[load_spec(name).model_type].append(name)
+    others = [name for _, *larger in names.values() for name in larger]
+    return [*(first for first, *_ in names.values()), *(pytest.param(name, marks=pytest.mark.full) for name in others)]
+
+
+@pytest.mark.parametrize("name", by_size_of_each_type())
+def test_every_layer_laid_out_counts_the_same(name: str) -> None:
+    spec = load_spec(name)
+    assert count_parameters(*setting_of(spec, counted(spec))) == spec.num_parameters
 
 
 @pytest.mark.parametrize("name", model_names())

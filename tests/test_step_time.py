@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -556,7 +557,7 @@ def test_the_rates_are_learned_from_all_published_runs() -> None:
 
 
 def test_the_file_has_what_learning_writes() -> None:
-    learning, cases = learned_from(["rtxpro-6000-blackwell", "rtx3090ti"], at_most=10)
+    learning, cases = learned_from(("rtxpro-6000-blackwell", "rtx3090ti"), at_most=10)
     rates_now = learning.learn(cases, sweeps=1)
     errors = {case.run.id: 0.1 for case in cases}
     written = learning.as_rates(cases, rates_now, errors, [0.2, 0.3])
@@ -581,7 +582,7 @@ def test_what_learning_computes_is_what_an_estimate_says(
     slower: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same time of every run, to the rounding of the rates; on a host of which most steps wait as well."""
-    learning, cases = learned_from(["a100-80gb-sxm", "rtx4090", "rtx3090", "v100-16gb-sxm2", "h100-sxm"], at_most=4)
+    learning, cases = learned_from(("a100-80gb-sxm", "rtx4090", "rtx3090", "v100-16gb-sxm2", "h100-sxm"), at_most=4)
     host = ("launch_seconds", "zero3_seconds", "step_seconds")
     everywhere = {**LEARNED["all"], **{name: slower * LEARNED["all"][name] for name in host}}
     learned = learning.Learned()
@@ -612,7 +613,8 @@ def file_of_rates(learned: dict[str, Any], folder: Path, monkeypatch: pytest.Mon
         rates.forget()
 
 
-def learned_from(gpus: list[str], at_most: int = 1) -> tuple[Any, list[Any]]:
+@cache
+def learned_from(gpus: tuple[str, ...], at_most: int = 1) -> tuple[Any, list[Any]]:
     """The module that learns, and published runs on each GPU: so many of each publication."""
     pytest.importorskip("numpy")
     from tests import learn_times

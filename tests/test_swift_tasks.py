@@ -27,7 +27,7 @@ OF_SWIFT = [row for row in RECORDED if row["trl"].startswith("ms-swift")]
 def job_of_command(folder: Path, kind: str, more: str = "--tuner_type lora") -> Any:
     path = folder / "train.sh"
     path.write_text(COMMAND.format(kind, more))
-    return check(path, gpu="4090").estimate.job
+    return check(path, gpu="4090", look_further=False).estimate.job
 
 
 @pytest.mark.parametrize("row", OF_SWIFT[::6], ids=name_of)
@@ -145,7 +145,7 @@ def test_answers_in_one_row(tmp_path: Path, kind: str, more: str, length: int) -
 def test_what_versions_before_3_12_do(tmp_path: Path, kind: str, more: str, said: str) -> None:
     path = tmp_path / "train.sh"
     path.write_text(COMMAND.format(kind, f"--train_type lora {more}"))
-    notes = check(path, gpu="4090").reading.notes
+    notes = check(path, gpu="4090", look_further=False).reading.notes
     assert not [note for note in notes if note.kind == "doubt"]
     texts = [note.text for note in notes if note.key == "train_type"]
     assert said in texts[0] if said else texts == []
@@ -247,7 +247,7 @@ def test_a_command_is_written_and_read_back(tmp_path: Path, task: str) -> None:
     written = export("swift", "qwen2.5-0.5b", found.estimate.job, "rtx4090")
     path = tmp_path / "train.sh"
     path.write_text(written.text)
-    job = check(path, gpu="rtx4090").estimate.job
+    job = check(path, gpu="rtx4090", look_further=False).estimate.job
     assert (job.task, job.global_batch_size, job.sequence_length) == (task, 16, 512)
     with pytest.raises(VramplanError, match="written for trl"):
         export("swift", "qwen2.5-0.5b", job.model_copy(update={"task": "rloo"}), "rtx4090")

@@ -66,7 +66,7 @@ INFONCE = {"task": "embedding", "embedding_loss": "multiple_negatives", "joins_t
     ],
 )
 def test_types(tmp_path: Path, types: str, expected: dict[str, Any]) -> None:
-    job = check(command(tmp_path, types), gpu="4090").estimate.job
+    job = check(command(tmp_path, types), gpu="4090", look_further=False).estimate.job
     assert {name: getattr(job, name) for name in expected} == expected
 
 

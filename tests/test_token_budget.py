@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vramplan
-from tests.helpers import ROOT, card_of, cli, cli_json, spec_of
+from tests.helpers import ROOT, answered_once, card_of, cli, cli_json, spec_of
 from vramplan.analytic.job_steps import JobSteps
 from vramplan.analytic.mixed_batches import BatchShape
 from vramplan.errors import ConfigError, UnsupportedError
@@ -24,6 +24,15 @@ from vramplan.planner.token_search import full_shapes
 
 QWEN = "Qwen/Qwen2.5-0.5B"
 GPU = "rtx3060"
+
+
+BUDGET_ONCE = answered_once(token_budget)
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line computes the budgets of each question once."""
+    monkeypatch.setattr("vramplan.planner.token_budget.token_budget", BUDGET_ONCE)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +138,7 @@ def test_random_runs_of_full_micro_batches_survive(found: vramplan.TokenBudgets)
         assert not runs.survives(in_turn(much, 0, 24))
 
 
+@pytest.mark.usefixtures("once")
 def test_the_command_line(found: vramplan.TokenBudgets) -> None:
     packed = found.budgets[1]
     asked = (
@@ -151,6 +161,7 @@ def test_the_command_line(found: vramplan.TokenBudgets) -> None:
     assert (printed["max_tokens"], printed["estimate"]["fits"]) == (packed.max_tokens, True)
 
 
+@pytest.mark.usefixtures("once")
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("project", TOKEN_KEYS)
 def test_the_keys_of_each_project(project: str) -> None:

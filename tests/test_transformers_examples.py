@@ -39,7 +39,7 @@ def command(folder: Path, words: str) -> Path:
     ],
 )
 def test_scripts_are_read(tmp_path: Path, words: str, expected: dict[str, Any]) -> None:
-    job = check(command(tmp_path, words), gpu="h100").estimate.job
+    job = check(command(tmp_path, words), gpu="h100", look_further=False).estimate.job
     assert {name: getattr(job, name) for name in expected} == expected
 
 

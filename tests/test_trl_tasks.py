@@ -206,7 +206,8 @@ def test_liger_is_a_loss_or_layers_by_the_version(task: str, version: str, loss:
 @pytest.mark.parametrize("task", ["dpo", "kto", "reward", "grpo", "rloo"])
 def test_what_is_written_is_read_again(task: str) -> None:
     own = {"prompt_length": 128, "generate_with": "vllm", "vllm_share": 0.3} if task in ROLLOUTS else {}
-    found = suggest(MODEL, "rtx4090", 16, task=task, sequence_length=512, method="lora", **own).recommended
+    asked: dict[str, Any] = {"task": task, "sequence_length": 512, "method": "lora", "advice": False, **own}
+    found = suggest(MODEL, "rtx4090", 16, **asked).recommended
     assert found is not None
     written = export("trl", MODEL, found.estimate.job, "rtx4090")
     assert written.text.startswith(f"# trl {task} --config train.yaml")
@@ -240,13 +241,13 @@ def test_a_length_that_is_open_has_a_case_for_each(tmp_path: Any) -> None:
 def test_keys_of_grpo_and_rloo_are_taken_as_grpo_and_said(tmp_path: Any) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nnum_generations: 4\n")
-    notes = check(path, "rtx4090", sequence_length=1024).reading.notes
+    notes = check(path, "rtx4090", sequence_length=1024, look_further=False).reading.notes
     assert any("--task rloo" in note.text for note in notes)
     settings = {"sequence_length": 1024, "framework_version": "1.16.0"}
-    job = check(path, "rtx4090", task="rloo", **settings).estimate.job
+    job = check(path, "rtx4090", task="rloo", look_further=False, **settings).estimate.job
     assert (job.task, job.num_generations, job.loads_reference) == ("rloo", 4, True)
     path.write_text(path.read_text() + "normalize_advantages: true\n")
-    assert check(path, "rtx4090", **settings).estimate.job.task == "rloo"
+    assert check(path, "rtx4090", look_further=False, **settings).estimate.job.task == "rloo"
 
 
 def test_several_trainers_take_the_keys(tmp_path: Any) -> None:
@@ -254,8 +255,8 @@ def test_several_trainers_take_the_keys(tmp_path: Any) -> None:
     path.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nbeta: 0.1\n")
     with pytest.raises(VramplanError, match="say which by"):
         check(path, "rtx4090")
-    assert check(path, "rtx4090", task="orpo", num_gpus=1).estimate.job.task == "orpo"
-    assert check(path, "rtx4090", task="sft", num_gpus=1).estimate.job.task is None
+    assert check(path, "rtx4090", task="orpo", num_gpus=1, look_further=False).estimate.job.task == "orpo"
+    assert check(path, "rtx4090", task="sft", num_gpus=1, look_further=False).estimate.job.task is None
     with pytest.raises(VramplanError, match="sft, dpo"):
         check(path, "rtx4090", task="prm")
 
@@ -266,7 +267,7 @@ def test_unsloths_grpo_takes_whole_groups_and_shares_vllms_weights(tmp_path: Pat
     def job_of(old: str = "", new: str = "") -> Job:
         path = tmp_path / "train.py"
         path.write_text(UNSLOTH.read_text().replace(old, new))
-        return check(path, gpu="rtx4090").estimate.job
+        return check(path, gpu="rtx4090", look_further=False).estimate.job
 
     job = job_of()
     assert (job.micro_batch_size, job.reference, job.importance_sampling) == (6, None, False)

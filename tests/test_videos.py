@@ -227,7 +227,7 @@ def test_swifts_variables(
     """As qwen_vl_utils 0.0.14 resizes frames (fetch_video); its least, 128 tokens, wins over a smaller cap."""
     script = tmp_path / "train.sh"
     script.write_text(f"{environment} {SWIFT.format(model=model)}")
-    found = vramplan.check(script, "h100", videos=1, image_size="640x360", **asked).estimate.job
+    found = vramplan.check(script, "h100", videos=1, image_size="640x360", look_further=False, **asked).estimate.job
     assert (found.videos, found.frames, found.images) == (1, frames, 0)
     assert found.image_size == size
 
@@ -237,12 +237,12 @@ def test_llamafactorys_keys(tmp_path: Path) -> None:
     config = tmp_path / "train.yaml"
     text = f"model_name_or_path: {QWEN}\nstage: sft\nfinetuning_type: lora\ncutoff_len: 16384\nbf16: true\n"
     config.write_text(text + "video_maxlen: 24\n")
-    found = vramplan.check(config, "h100", videos=1, image_size="1280x720").estimate.job
+    found = vramplan.check(config, "h100", videos=1, image_size="1280x720", look_further=False).estimate.job
     assert (found.frames, found.image_size) == (24, (341, 192))
     with pytest.raises(VramplanError, match="images with videos"):
         vramplan.check(config, "h100", images=1, videos=1)
     assert "videos says that there are any" in " ".join(
         spell(note.text, as_python)
-        for note in vramplan.check(config, "h100").reading.notes
+        for note in vramplan.check(config, "h100", look_further=False).reading.notes
         if note.key == "video_maxlen"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter
@@ -100,6 +101,7 @@ OUTPUTS: dict[str, Any] = {
 """The type of what each command prints under `--json`."""
 
 
+@cache
 def adapter_of(command: str) -> TypeAdapter[Any]:
     """What validates the output of a command."""
     return TypeAdapter(OUTPUTS[command])
