@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,11 @@ def test_rows_were_padded_by_default() -> None:
 
 def test_budgets_of_padded_rows_are_refused() -> None:
     """A budget counts tokens, of which padding makes an unknown number of positions."""
-    with pytest.raises(UnsupportedError, match="padded, which is not modelled with token budgets"):
-        parsed(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=8192", version="0.7.1")
+    budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=8192")
+    with pytest.raises(UnsupportedError, match="a budget counts tokens without padding") as caught:
+        parsed(*budget, version="0.7.1")
+    asked = re.findall(r"set=(\S+)", str(caught.value).partition(" asks about ")[0])
+    assert parsed(*budget, *asked, version="0.7.1").job["micro_batch_size"] == 8  # tells that it holds 8
 
 
 @pytest.mark.parametrize("row", PADDED[::5], ids=lambda row: f"{row['model']} {json.dumps(row['job']['verl'])}")

@@ -61,6 +61,7 @@ def cases() -> Iterator[dict[str, Any]]:
     large = {**PADDED, "micro_batch_size": 4, "verl": {**PADDED["verl"], "entropy": True}}
     yield {**case("qwen2_5_vl", large), "vocabulary": 64000}
     yield {**case("qwen2_5_vl", {"verl": {**VERL, "fused_head": "torch"}}), "vocabulary": 64000}
+    yield case("qwen2_5_vl", {"method": "lora", **FROZEN, "fsdp": FSDP1, "verl": {**VERL, "keeps_root": True}})
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -107,6 +107,8 @@ class Run:
         made = getattr(self.module, name)(model, FSDPEngineConfig(**settings), optimizer, SimpleNamespace())
         made.compute_entropy_from_logits = Entropies.apply
         with contextlib.ExitStack() as stack:
+            if job.verl.shares_columns:  # as verl 0.6 and 0.7 do (workers/fsdp_workers.py)
+                stack.enter_context(mock.patch.object(self.module, "apply_fsdp2", sharing_columns))
             for kind in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification):
                 stack.enter_context(mock.patch.object(kind, "from_pretrained", functools.partial(from_config, kind)))
             made.initialize()
@@ -222,6 +224,14 @@ class Run:
             self.update(self.actor, losses[0], rows, steps, job.verl.entropy)
         enter("over")
         return self.peaks.found
+
+
+def sharing_columns(model: nn.Module, settings: dict[str, Any], config: Any) -> None:
+    """``apply_fsdp2`` of weights whose columns are shared where GPUs do not divide their rows."""
+    from verl.utils.fsdp_utils import apply_fsdp2, get_shard_placement_fn
+
+    placement = get_shard_placement_fn(fsdp_size=torch.distributed.get_world_size())
+    apply_fsdp2(model, {**settings, "shard_placement_fn": placement}, config)
 
 
 def from_config(cls: Any, *_: Any, config: Any, torch_dtype: torch.dtype, **__: Any) -> nn.Module:

@@ -7,7 +7,7 @@ from vramplan.analytic.architectures.lookup import ModelArchitecture, architectu
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
-from vramplan.analytic.not_compared import hook_of_template, not_compared, shards_columns
+from vramplan.analytic.not_compared import hook_of_template, not_compared
 from vramplan.analytic.supported_adapters import check_older_mixture
 from vramplan.analytic.supported_sequence import check_sequence_parallel
 from vramplan.analytic.supported_verl import check_verl_images
@@ -139,7 +139,6 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         + check_mixers(spec, architecture, job)
         + not_compared(job)
         + hook_of_template(job, spec.model_type)
-        + shards_columns(job, spec.config.get("text_config") or spec.config)
         + _all_logits(model, job)
     )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
