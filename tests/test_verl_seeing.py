@@ -15,8 +15,9 @@ from vramplan import check, estimate
 from vramplan.errors import ConfigError, UnsupportedError
 
 RECORDED = recorded()
-WORST = 0.002
-"""Of padded rows, whose samples in the run had no padding that attention would take out; of others half as much."""
+WORST, SENDING = 0.002, 0.0045
+"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted. Padded rows had no
+padding in the run that attention would take out."""
 QWEN = f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct"
 SHARDED = (QWEN, f"{ACTOR}.strategy=fsdp2", "data.max_prompt_length=1024")
 
@@ -28,20 +29,24 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
     return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items() if phase != "loaded"}
 
 
+def are_near(errors: dict[str, float]) -> bool:
+    return all(error <= (SENDING if phase == "generation" else WORST) for phase, error in errors.items())
+
+
 def name_of(row: dict[str, Any]) -> str:
     return f"{row['seeing']} {row['job']['batches']} {row['job']['method']} FSDP {row['job']['fsdp']['version']}"
 
 
 @pytest.mark.parametrize("row", RECORDED[:2], ids=name_of)
 def test_peaks_agree_with_verl(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= WORST
+    assert are_near(errors_of(row))
 
 
 @pytest.mark.full
 def test_all_runs_agree_with_verl() -> None:
     assert len(RECORDED) >= 2
     errors = [errors_of(row) for row in RECORDED]
-    assert not [(row["job"], each) for row, each in zip(RECORDED, errors, strict=True) if max(each.values()) > WORST]
+    assert not [(row["job"], each) for row, each in zip(RECORDED, errors, strict=True) if not are_near(each)]
     assert median(error for each in errors for error in each.values()) <= 0.0001
 
 
@@ -103,3 +108,11 @@ def test_a_script_of_geo3k_is_answered(tmp_path: Any) -> None:
     script.write_text(" ".join(words), encoding="utf-8")
     verdict = check(script, "h100")
     assert verdict.estimate.job.image_size == (672, 672)  # the largest usual one whose tokens a prompt of 1,024 holds
+
+
+def test_a_frozen_tower_under_fsdp_1_is_refused() -> None:
+    """There its embedding and its merger are one flat weight with what trains."""
+    words = (QWEN, f"{ACTOR}.freeze_vision_tower=True", f"{MODEL}.use_remove_padding=True")
+    text = refusal(*BATCH, *words, version="0.7.1")
+    assert "freeze_vision_tower" in text
+    assert "modelled: actor_rollout_ref.actor.strategy=fsdp2" in text

@@ -177,6 +177,7 @@ class Run:
         torch.cuda.empty_cache()
         weights, _ = self.actor.get_per_tensor_param(layered_summon=self.job.verl.layered_summon, base_sync_done=True)
         bucket = torch.empty(self.job.verl.bucket_mib * MiB, dtype=torch.uint8, device="cuda")
+        weight = None  # FSDP 1 hands on no adapters of this PEFT
         for _name, weight in weights:
             bucket[:1].copy_(weight.view(-1)[:1].view(torch.uint8)[:1])
         del bucket, weights, weight
@@ -263,7 +264,7 @@ def observe(engine: Any, peaks: Peaks) -> None:
 
 
 def main(kind: type[Run] = Run) -> int:
-    """Run the row that is given, and print the peaks of rank 0, or of the one that the row names."""
+    """Run the row that is given, and print rank 0's peaks."""
     row = json.loads(sys.argv[1])
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(rank)
@@ -271,7 +272,7 @@ def main(kind: type[Run] = Run) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(flash_attn_stub.installed())
         found = kind(model_of(row), job_of(row), row.get("options", {})).go()
-    if rank == row.get("rank", 0):
+    if rank == 0:
         print("PEAKS " + json.dumps(found), flush=True)
     os._exit(0)
 

@@ -106,7 +106,8 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f" keeps too; {spec.name} has other layers"
         )
     own_head = job.fsdp.version == 2 and not job.verl.head_in_root and not architecture.is_tied(config)
-    if job.verl.fused_head is not None and own_head:
+    gathers_head = spec.model_type == "qwen3_vl" and job.verl.fused_head == "torch"  # supported_verl.py
+    if job.verl.fused_head is not None and own_head and not gathers_head:
         raise ConfigError(
             f"{spec.name}: verl stops at use_fused_kernels under fsdp2, where its head, which is not tied to the"
             " embedding, is sharded when it is multiplied (mixed torch.Tensor and DTensor); use fsdp, or leave"
@@ -351,8 +352,7 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         return
     if tower.wrapped:
         raise UnsupportedError(f"{where}: {tower.wrapped}; use {setting('strategy', 'zero3')}")
-    is_mixed = job.method == "full" and {job.vision, job.projector} != {"train"}
-    if job.fsdp.version == 1 and is_mixed and not (job.runs_verl and job.fsdp.use_orig_params):
+    if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"

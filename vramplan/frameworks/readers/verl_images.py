@@ -12,7 +12,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import verl_rl
-from vramplan.frameworks.readers.verl_rl import ACTOR, MODEL
+from vramplan.frameworks.readers.verl_rl import ACTOR, MODEL, STRATEGY
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.image_task_rules import OF_VERL
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -64,6 +64,8 @@ def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{path}: a critic that sees is not modelled yet; modelled: algorithm.adv_estimator=grpo"
     if config.boolean(f"{MODEL}use_liger", default=False):
         yield str(config.unsupported(f"{MODEL}use_liger", "was not compared with a run of a model that sees"))
+    if _is_frozen(config, version) and config.lowercase(STRATEGY, default="fsdp") != "fsdp2":
+        yield str(config.unsupported(FREEZE, f"is not modelled under FSDP 1; modelled: {STRATEGY}=fsdp2"))
     if _is_frozen(config, version) and _has_adapters(config) and excluded is None:
         yield str(config.unsupported(FREEZE, f"with adapters in the tower is not modelled; modelled: {EXCLUDED}"))
 
