@@ -89,9 +89,8 @@ def test_joined_rows_are_copied_whole() -> None:
 
 
 def test_the_answer_says_what_was_compared() -> None:
-    for joins in (True, False):
-        notes = step(verl={"joins_rows": joins, "logits": "undivided" if joins else "in_place"}, batches="padded").notes
-        assert any("padded rows from 0.8 on" in text for text in notes) == joins
+    notes = step(verl={"joins_rows": True, "logits": "undivided"}, batches="padded").notes
+    assert any("of 0.9.1 on two emulated GPUs" in text for text in notes)  # which tests/test_verl_seeing.py holds
 
 
 @pytest.mark.full

@@ -115,4 +115,5 @@ def test_a_frozen_tower_under_fsdp_1_is_refused() -> None:
     words = (QWEN, f"{ACTOR}.freeze_vision_tower=True", f"{MODEL}.use_remove_padding=True")
     text = refusal(*BATCH, *words, version="0.7.1")
     assert "freeze_vision_tower" in text
-    assert "modelled: actor_rollout_ref.actor.strategy=fsdp2" in text
+    assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in text
+    assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in refusal(*BATCH, QWEN, f"{MODEL}.lora_rank=8")

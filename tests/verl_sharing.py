@@ -75,6 +75,8 @@ def cases() -> Iterator[dict[str, Any]]:
     for tied in (TIED, UNTIED):
         odd = {**tied, "vocab_size": 32001, "intermediate_size": 8191}  # rows that two GPUs do not divide
         yield {"model": MODEL, "config": odd, "job": {**JOB, "verl": {**VERL, "shares_columns": True}}}
+    adapted = {"method": "lora", "fsdp": FSDP1, "verl": {**VERL, "keeps_root": True}}
+    yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **adapted}}
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -32,12 +32,10 @@ def not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.runs_verl:
         alone = ["FSDP on one GPU, which shards nothing, follows torch's events: it was not compared with verl's runs"]
-        joins = ["verl's padded rows from 0.8 on follow its source and torch's: they were not compared with its runs"]
         images = ["images in verl up to 0.8 follow its source and transformers 5.9: no run of it was compared"]
         older = ["verl before 0.7 under FSDP 2 follows its source and torch's: it was not compared with its runs"]
         return [
             *(alone if job.num_gpus == job.fsdp.replicas else ()),
-            *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
             *(older if job.verl.head_in_root else ()),
             *(images if job.pictures and job.verl.logits == "in_place" else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
