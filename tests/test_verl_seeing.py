@@ -15,9 +15,9 @@ from vramplan import check, estimate
 from vramplan.errors import ConfigError, UnsupportedError
 
 RECORDED = recorded()
-WORST, SENDING = 0.002, 0.0045
-"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted. Padded rows had no
-padding in the run that attention would take out."""
+WORST, TOO_MUCH = 0.002, 0.034
+"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted, and never needs more
+for. Padded rows had no padding in the run that attention would take out."""
 QWEN = f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct"
 SHARDED = (QWEN, f"{ACTOR}.strategy=fsdp2", "data.max_prompt_length=1024")
 
@@ -26,11 +26,11 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak but for loading's, when nothing is trained yet."""
     peaks = estimated_peaks(row, GPU)
     assert peaks.keys() == row["peaks"].keys()
-    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items() if phase != "loaded"}
+    return {phase: peaks[phase] / size - 1 for phase, size in row["peaks"].items() if phase != "loaded"}
 
 
 def are_near(errors: dict[str, float]) -> bool:
-    return all(error <= (SENDING if phase == "generation" else WORST) for phase, error in errors.items())
+    return all(-WORST <= error <= (TOO_MUCH if phase == "generation" else WORST) for phase, error in errors.items())
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -47,7 +47,7 @@ def test_all_runs_agree_with_verl() -> None:
     assert len(RECORDED) >= 2
     errors = [errors_of(row) for row in RECORDED]
     assert not [(row["job"], each) for row, each in zip(RECORDED, errors, strict=True) if not are_near(each)]
-    assert median(error for each in errors for error in each.values()) <= 0.0001
+    assert median(abs(error) for each in errors for error in each.values()) <= 0.0001
 
 
 def test_the_whole_model_trains() -> None:
