@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.test_verl_rl import ACTOR, BATCH, DEFAULTS, MODEL, QWEN, REF, ROLLOUT, line, read_line, refusal
-from vramplan import Job, estimate
-from vramplan.analytic.not_compared import shards_columns
+from vramplan import estimate
+from vramplan.analytic.strategies.fsdp2_columns import shared_dimension
 from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.detect import from_line
 from vramplan.planner.read_config import read
@@ -57,15 +57,15 @@ def test_versions(version: str, own: set[str]) -> None:
     assert ("forward_prefetch" in prefetched) == (version == "0.9.1")
 
 
-@pytest.mark.parametrize(
-    ("version", "gpus", "said"), [("0.7.1", 6, "6 GPUs do not divide"), ("0.7.1", 8, ""), ("0.9.1", 6, "")]
-)
-def test_columns_are_copied_where_gpus_do_not_divide_rows(version: str, gpus: int, said: str) -> None:
-    padding, sizes = f"{MODEL}.use_remove_padding=True", {"vocab_size": 151936, "hidden_size": 3584}
-    job = Job(**read_line(SECOND, padding, version=version).job).model_copy(update={"num_gpus": gpus})
-    notes = shards_columns(job, sizes)
-    assert len(notes) == bool(said)
-    assert all(note.startswith(said) and "needs more" in note for note in notes)
+@pytest.mark.parametrize(("version", "shares"), [("0.5.0", False), ("0.6.1", True), ("0.7.1", True), ("0.8.0", False)])
+def test_columns_are_shared_by_version(version: str, shares: bool) -> None:
+    verl = read_line(SECOND, f"{MODEL}.use_remove_padding=True", version=version).job["verl"]
+    assert verl.get("shares_columns", False) == shares
+
+
+@pytest.mark.parametrize(("shape", "gpus", "dimension"), [((3420, 1280), 8, 1), ((3424, 1280), 8, 0), ((3420,), 8, 0)])
+def test_the_first_dimension_that_gpus_divide_is_shared(shape: tuple[int, ...], gpus: int, dimension: int) -> None:
+    assert shared_dimension(shape, gpus) == dimension
 
 
 @pytest.mark.parametrize(("version", "size", "keeps"), [("0.7.1", -1, False), ("0.8.0", -1, True), ("0.9.1", 8, False)])

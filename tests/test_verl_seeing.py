@@ -15,8 +15,9 @@ from vramplan import check, estimate
 from vramplan.errors import ConfigError, UnsupportedError
 
 RECORDED = recorded()
-WORST = 0.002
-"""Of padded rows, whose samples in the run had no padding that attention would take out; of others half as much."""
+WORST, TOO_MUCH = 0.002, 0.034
+"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted, and never needs more
+for. Padded rows had no padding in the run that attention would take out."""
 QWEN = f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct"
 SHARDED = (QWEN, f"{ACTOR}.strategy=fsdp2", "data.max_prompt_length=1024")
 
@@ -25,7 +26,11 @@ def errors_of(row: dict[str, Any]) -> dict[str, float]:
     """The relative error of each phase's peak but for loading's, when nothing is trained yet."""
     peaks = estimated_peaks(row, GPU)
     assert peaks.keys() == row["peaks"].keys()
-    return {phase: abs(peaks[phase] / size - 1) for phase, size in row["peaks"].items() if phase != "loaded"}
+    return {phase: peaks[phase] / size - 1 for phase, size in row["peaks"].items() if phase != "loaded"}
+
+
+def are_near(errors: dict[str, float]) -> bool:
+    return all(-WORST <= error <= (TOO_MUCH if phase == "generation" else WORST) for phase, error in errors.items())
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -34,15 +39,15 @@ def name_of(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", RECORDED[:2], ids=name_of)
 def test_peaks_agree_with_verl(row: dict[str, Any]) -> None:
-    assert max(errors_of(row).values()) <= WORST
+    assert are_near(errors_of(row))
 
 
 @pytest.mark.full
 def test_all_runs_agree_with_verl() -> None:
     assert len(RECORDED) >= 2
     errors = [errors_of(row) for row in RECORDED]
-    assert not [(row["job"], each) for row, each in zip(RECORDED, errors, strict=True) if max(each.values()) > WORST]
-    assert median(error for each in errors for error in each.values()) <= 0.0001
+    assert not [(row["job"], each) for row, each in zip(RECORDED, errors, strict=True) if not are_near(each)]
+    assert median(abs(error) for each in errors for error in each.values()) <= 0.0001
 
 
 def test_the_whole_model_trains() -> None:
@@ -103,3 +108,12 @@ def test_a_script_of_geo3k_is_answered(tmp_path: Any) -> None:
     script.write_text(" ".join(words), encoding="utf-8")
     verdict = check(script, "h100")
     assert verdict.estimate.job.image_size == (672, 672)  # the largest usual one whose tokens a prompt of 1,024 holds
+
+
+def test_a_frozen_tower_under_fsdp_1_is_refused() -> None:
+    """There its embedding and its merger are one flat weight with what trains."""
+    words = (QWEN, f"{ACTOR}.freeze_vision_tower=True", f"{MODEL}.use_remove_padding=True")
+    text = refusal(*BATCH, *words, version="0.7.1")
+    assert "freeze_vision_tower" in text
+    assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in text
+    assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in refusal(*BATCH, QWEN, f"{MODEL}.lora_rank=8")

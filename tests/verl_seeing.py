@@ -56,11 +56,10 @@ def cases() -> Iterator[dict[str, Any]]:
         yield from (case(family, own, tied=False) for own in UNTIED)
     yield from (case("qwen2_5_vl", own) for own in OF_QWEN2_5)
     yield case("qwen2_vl", {})
-    frozen = {"fsdp": {**FSDP1, "use_orig_params": True}, **FROZEN, "verl": {**VERL, "keeps_root": True}}
-    yield {**case("qwen2_5_vl", frozen), "rank": 1}  # rank 0 has what is frozen of the root
     large = {**PADDED, "micro_batch_size": 4, "verl": {**PADDED["verl"], "entropy": True}}
     yield {**case("qwen2_5_vl", large), "vocabulary": 64000}
     yield {**case("qwen2_5_vl", {"verl": {**VERL, "fused_head": "torch"}}), "vocabulary": 64000}
+    yield case("qwen2_5_vl", {"method": "lora", **FROZEN, "fsdp": FSDP1, "verl": {**VERL, "keeps_root": True}})
 
 
 def recorded() -> list[dict[str, Any]]:

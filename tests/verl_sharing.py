@@ -72,6 +72,11 @@ def cases() -> Iterator[dict[str, Any]]:
     for own in ({"fused_head": "torch"}, {"fused_head": "torch", "entropy": True}, {"fused_head": "triton"}):
         wide = {"micro_batch_size": 6, "verl": {**VERL, **own}}
         yield {"model": MODEL, "config": WIDE, "job": {**JOB, **wide}}
+    for tied in (TIED, UNTIED):
+        odd = {**tied, "vocab_size": 32001, "intermediate_size": 8191}  # rows that two GPUs do not divide
+        yield {"model": MODEL, "config": odd, "job": {**JOB, "verl": {**VERL, "shares_columns": True}}}
+    adapted = {"method": "lora", "fsdp": FSDP1, "verl": {**VERL, "keeps_root": True}}
+    yield {"model": MODEL, "config": UNTIED, "job": {**JOB, **adapted}}
 
 
 def recorded() -> list[dict[str, Any]]:

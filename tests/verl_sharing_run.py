@@ -107,6 +107,8 @@ class Run:
         made = getattr(self.module, name)(model, FSDPEngineConfig(**settings), optimizer, SimpleNamespace())
         made.compute_entropy_from_logits = Entropies.apply
         with contextlib.ExitStack() as stack:
+            if job.verl.shares_columns:  # as verl 0.6 and 0.7 do (workers/fsdp_workers.py)
+                stack.enter_context(mock.patch.object(self.module, "apply_fsdp2", sharing_columns))
             for kind in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification):
                 stack.enter_context(mock.patch.object(kind, "from_pretrained", functools.partial(from_config, kind)))
             made.initialize()
@@ -175,6 +177,7 @@ class Run:
         torch.cuda.empty_cache()
         weights, _ = self.actor.get_per_tensor_param(layered_summon=self.job.verl.layered_summon, base_sync_done=True)
         bucket = torch.empty(self.job.verl.bucket_mib * MiB, dtype=torch.uint8, device="cuda")
+        weight = None  # FSDP 1 hands on no adapters of this PEFT
         for _name, weight in weights:
             bucket[:1].copy_(weight.view(-1)[:1].view(torch.uint8)[:1])
         del bucket, weights, weight
@@ -224,6 +227,14 @@ class Run:
         return self.peaks.found
 
 
+def sharing_columns(model: nn.Module, settings: dict[str, Any], config: Any) -> None:
+    """``apply_fsdp2`` of weights whose columns are shared where GPUs do not divide their rows."""
+    from verl.utils.fsdp_utils import apply_fsdp2, get_shard_placement_fn
+
+    placement = get_shard_placement_fn(fsdp_size=torch.distributed.get_world_size())
+    apply_fsdp2(model, {**settings, "shard_placement_fn": placement}, config)
+
+
 def from_config(cls: Any, *_: Any, config: Any, torch_dtype: torch.dtype, **__: Any) -> nn.Module:
     """``from_pretrained`` of a class of models, with weights of any value."""
     made: nn.Module = cls.from_config(config, dtype=torch_dtype)
@@ -253,7 +264,7 @@ def observe(engine: Any, peaks: Peaks) -> None:
 
 
 def main(kind: type[Run] = Run) -> int:
-    """Run the row that is given, and print the peaks of rank 0, or of the one that the row names."""
+    """Run the row that is given, and print rank 0's peaks."""
     row = json.loads(sys.argv[1])
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     torch.cuda.set_device(rank)
@@ -261,7 +272,7 @@ def main(kind: type[Run] = Run) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(flash_attn_stub.installed())
         found = kind(model_of(row), job_of(row), row.get("options", {})).go()
-    if rank == row.get("rank", 0):
+    if rank == 0:
         print("PEAKS " + json.dumps(found), flush=True)
     os._exit(0)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from vramplan.inputs.image_task_rules import runs_swift
 from vramplan.inputs.job import Job
 from vramplan.inputs.job_values import PPO_TRAINERS, ROLLOUTS
@@ -14,32 +11,6 @@ SGLANG_REPORTS = (
     ", and for CUDA graphs, which stay while the model trains, others' reports: it was not measured, and graphs of a"
     " large mixture may take more"
 )
-
-
-ROWS = ("vocab_size", "hidden_size", "intermediate_size")
-"""Keys whose values are rows of weights."""
-
-
-def shards_columns(job: Job, sizes: Mapping[str, Any]) -> list[str]:
-    """What verl 0.6 and 0.7 copy under FSDP 2 where GPUs do not divide a weight's rows, and so share its columns.
-
-    (0.7.1, utils/fsdp_utils.py: get_shard_placement_fn.) torch then copies what it gathers, and gradients before they
-    are sent (2.13, _fsdp_collectives.py: foreach_all_gather_copy_out, foreach_reduce).
-
-    Args:
-        job: the job.
-        sizes: keys of the model's configuration.
-    """
-    gpus = job.num_gpus
-    if not job.runs_verl or job.fsdp.version != 2 or not job.verl.stages_all:
-        return []
-    undivided = [f"{name} {sizes[name]:,}" for name in ROWS if isinstance(sizes.get(name), int) and sizes[name] % gpus]
-    if not undivided:
-        return []
-    return [
-        f"{gpus} GPUs do not divide {' and '.join(undivided)}: verl 0.6 and 0.7 share columns of such weights under"
-        " FSDP 2, and torch's copies of them as they are gathered are not counted: needs more"
-    ]
 
 
 HOOKED = ("qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr", "internvl")
@@ -61,12 +32,12 @@ def not_compared(job: Job) -> list[str]:
     """What no run of the trainer's own code was compared with, although it may need more than the estimate says."""
     if job.runs_verl:
         alone = ["FSDP on one GPU, which shards nothing, follows torch's events: it was not compared with verl's runs"]
-        joins = ["verl's padded rows from 0.8 on follow its source and torch's: they were not compared with its runs"]
+        images = ["images in verl up to 0.8 follow its source and transformers 5.9: no run of it was compared"]
         older = ["verl before 0.7 under FSDP 2 follows its source and torch's: it was not compared with its runs"]
         return [
             *(alone if job.num_gpus == job.fsdp.replicas else ()),
-            *(joins if job.batches == "padded" and job.verl.joins_rows else ()),
             *(older if job.verl.head_in_root else ()),
+            *(images if job.pictures and job.verl.logits == "in_place" else ()),
             f"verl's actor {'' if job.verl.critic is None else 'and critic '}"
             f"{'was' if job.verl.critic is None else 'were'} compared with runs of its own code: of 0.7.1 on one GPU,"
             f" of 0.9.1 on two emulated GPUs; what {job.verl.engine_name} takes follows its source"

@@ -7,7 +7,7 @@ from vramplan.analytic.architectures.lookup import ModelArchitecture, architectu
 from vramplan.analytic.layers.context import LayerKind
 from vramplan.analytic.layers.liger_models import UNMODELLED, LigerModel, liger_model
 from vramplan.analytic.layers.losses import FUSED
-from vramplan.analytic.not_compared import hook_of_template, not_compared, shards_columns
+from vramplan.analytic.not_compared import hook_of_template, not_compared
 from vramplan.analytic.supported_adapters import check_older_mixture
 from vramplan.analytic.supported_sequence import check_sequence_parallel, check_shared_texts
 from vramplan.analytic.supported_verl import check_verl_images
@@ -106,7 +106,8 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
             f" keeps too; {spec.name} has other layers"
         )
     own_head = job.fsdp.version == 2 and not job.verl.head_in_root and not architecture.is_tied(config)
-    if job.verl.fused_head is not None and own_head:
+    gathers_head = spec.model_type == "qwen3_vl" and job.verl.fused_head == "torch"  # supported_verl.py
+    if job.verl.fused_head is not None and own_head and not gathers_head:
         raise ConfigError(
             f"{spec.name}: verl stops at use_fused_kernels under fsdp2, where its head, which is not tied to the"
             " embedding, is sharded when it is multiplied (mixed torch.Tensor and DTensor); use fsdp, or leave"
@@ -140,7 +141,6 @@ def check_model(spec: ModelSpec, model: ModelArchitecture, job: Job) -> list[str
         + check_mixers(spec, architecture, job)
         + not_compared(job)
         + hook_of_template(job, spec.model_type)
-        + shards_columns(job, spec.config.get("text_config") or spec.config)
         + _all_logits(model, job)
     )
     if architecture.decoder is None and job.reentrant and job.checkpointing == "full":
@@ -353,8 +353,7 @@ def check_shared(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
         return
     if tower.wrapped:
         raise UnsupportedError(f"{where}: {tower.wrapped}; use {setting('strategy', 'zero3')}")
-    is_mixed = job.method == "full" and {job.vision, job.projector} != {"train"}
-    if job.fsdp.version == 1 and is_mixed and not (job.runs_verl and job.fsdp.use_orig_params):
+    if job.fsdp.version == 1 and job.method == "full" and {job.vision, job.projector} != {"train"}:
         raise UnsupportedError(
             f"{where} with FSDP version 1: weights that train and frozen ones would be one flat weight outside of the"
             f" layers, which is not modelled; use {setting('fsdp')} version 2, or {setting('strategy', 'zero3')}"

@@ -22,11 +22,10 @@ def check_verl_images(spec: ModelSpec, model: ModelArchitecture, job: Job) -> No
             f"{setting('images', 0)}: {where} runs its tower on an empty image where a batch has none, which is not"
             f" modelled; use {setting('images', 1)}"
         )
-    is_frozen = job.method == "full" and job.vision != "train"
-    if is_frozen or (job.method != "full" and (job.vision != "frozen" or job.fsdp.version == 1)):
+    if job.fsdp.version == 1 and (job.method != "full" or job.vision != "train"):
         raise UnsupportedError(
-            f"{setting('vision', job.vision)}: {where} was compared with runs that train all of it, and under FSDP 2"
-            " with adapters outside of the tower"
+            f"{setting('vision', job.vision)}: {where} was compared under FSDP 1 with runs that train all of it; use"
+            " FSDP 2 (strategy=fsdp2)"
         )
-    if job.verl.fused_head is not None:
+    if job.verl.fused_head is not None and (spec.model_type == "qwen3_vl" or job.verl.fused_head != "torch"):
         raise UnsupportedError(f"{where} with use_fused_kernels was not compared with images; leave it out")

@@ -78,6 +78,8 @@ class Verl(Record):
     backward (verl from 0.8 on without ``fsdp_size``), under FSDP 2 as PyTorch before 2.8 has it."""
     head_in_root: bool = False
     """FSDP 2: whether the output head is gathered with the root (verl up to 0.6), not in a group of its own."""
+    shares_columns: bool = False
+    """FSDP 2: whether GPUs share columns of weights whose rows they do not divide (verl 0.6 and 0.7)."""
     layered_summon: bool = False
     """Adapters: whether a layer at a time is gathered to send them to vLLM, and not the whole model."""
     bucket_mib: int = field(default=2048, gt=0, le=1 << 20)

@@ -54,7 +54,7 @@ def image_features(forward: ForwardPass, pixels: Tensor) -> tuple[Tensor, list[T
     # enable_input_require_grads finds the embeddings of every model within (transformers 5.23)
     of_swift = tower.of_swift != "" and runs_swift(job)
     needs_grad = given.input_needs_grad and not (of_swift and runs_without_graph(job))
-    if job.runs_verl and job.method == "full":  # a frozen tower is of verl 0.7, which takes transformers 4: no hook
+    if job.runs_verl and job.method == "full":  # a frozen tower is of verl 0.7, whose transformers 4 has no hook then
         needs_grad = False
     hooked = tower.hooked
     if of_swift:  # by name (model/models/qwen.py: patch_get_input_embeddings)

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
+from vramplan.analytic.strategies.fsdp2_columns import shares_columns
 from vramplan.analytic.unfolded_step import Placed, Step
 from vramplan.memory.timeline import Storage
 from vramplan.units import DTYPE_BYTES, MiB, ceil_div
@@ -39,12 +40,13 @@ def whole_weights(step: Step, own: int = 0) -> list[Storage]:
     dtype = step.job.lora_dtype if adapters else step.job.dtype
     sizes = [one.parameter.num_elements * DTYPE_BYTES[dtype] for one in placed]
     staged = [ceil_div(size, own) if own else 0 for size in sizes]
-    pairs = ((before, size, rows) for (before, size), rows in zip(pairwise([0, *sizes]), staged, strict=True))
-    before, size, rows = max(pairs, key=sum)
+    columns = [size if shares_columns(step.job, one.parameter) else 0 for one, size in zip(placed, sizes, strict=True)]
+    before, size, rows, copied = max(zip([0, *sizes[:-1]], sizes, staged, columns, strict=True), key=sum)
     engine = step.job.verl.engine_name
     found = [
         Storage(before, "communication", f"a whole weight on its way to {engine}"),
         Storage(rows, "communication", f"own rows of the next weight on its way to {engine}"),
+        Storage(copied, "communication", "its columns, as received"),
         Storage(size, "communication", f"the next whole weight on its way to {engine}"),
     ]
     return [one for one in found if one.num_bytes]

@@ -26,6 +26,7 @@ CLASSES = {
     "fsdp1": ("fsdp1", "Fsdp1"),
     "fsdp2": ("fsdp2", "Fsdp2"),
     "verl_fsdp2": ("fsdp2_verl", "VerlFsdp2"),
+    "columns_fsdp2": ("fsdp2_columns", "VerlColumns"),
     "torchtune_fsdp2": ("fsdp2_torchtune", "TorchtuneFsdp2"),
 }
 """Module and class of each strategy; of FSDP by its version, and whose it is."""
@@ -35,7 +36,8 @@ def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
     """The job's strategy for a simulated step, on one of the GPUs."""
     job, name = step.job, str(step.job.strategy)
     if name == "fsdp":
-        whose = "verl_" if job.loss == "log_probs" else "torchtune_" if job.layers_of == "torchtune" else ""
+        of_verl = "columns_" if job.verl.shares_columns else "verl_"
+        whose = of_verl if job.loss == "log_probs" else "torchtune_" if job.layers_of == "torchtune" else ""
         name = f"{whose if job.fsdp.version == 2 else ''}fsdp{job.fsdp.version}"
     if job.optimizer_in_backward:
         name = "in_backward"

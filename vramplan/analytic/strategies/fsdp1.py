@@ -41,9 +41,7 @@ class Unit:
     ) -> None:
         self.members = members
         first, stored = members[0].parameter, weights[0].dtype
-        used = gathered_dtype(first, weights[0])
-        # with ``use_orig_params`` of some; states of a GPU whose part trains whole, as that of the last GPU does
-        self.trains = any(one.parameter.trains for one in members)
+        used, self.trains = gathered_dtype(first, weights[0]), first.trains
         align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
         for weight in weights:
             count = round_up(count, align) + weight.num_elements

@@ -15,7 +15,7 @@ from vramplan.errors import ConfigError, UnsupportedError
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, allocator_settings, at_least, resolve_version
 from vramplan.frameworks.readers import verl_critic, verl_fsdp, verl_images, verl_rl, verl_sequence, verl_sglang
 from vramplan.frameworks.readers.trainer_arguments import lora_targets
-from vramplan.frameworks.readers.verl_batches import check_holds, group_of, most_tokens, note_fullest
+from vramplan.frameworks.readers.verl_batches import check_holds, group_of, most_tokens, note_fullest, padded_rows
 from vramplan.frameworks.readers.verl_nearest import nearest_settings
 from vramplan.frameworks.readers.verl_rl import (
     ACTOR,
@@ -203,7 +203,9 @@ def _not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
             yield str(config.unsupported(name, f"is not modelled yet; modelled: {values[0]}"))
     if _pads(config, version) and verl_rl.counts_tokens(config):
         given = config.place(PADDING) if config.has(PADDING) else PADDING
-        yield f"{given}: off, so rows are padded, which is not modelled with token budgets; modelled: True"
+        samples = max(1, _samples(config) // verl_rl.num_gpus(config))
+        rows = padded_rows(config, longest_text(config), samples, (ROLLOUT, REF) if refers(config) else (ROLLOUT,))
+        yield f"{given}: off, so rows are padded, {rows}; modelled: True"
     if not config.is_off(f"{ACTOR}calculate_entropy") and not _has_entropy(config, version):
         yield str(config.unsupported(f"{ACTOR}calculate_entropy", f"without {ACTOR}entropy_coeff is not modelled yet"))
     yield from _not_fused(config, version)
@@ -317,7 +319,8 @@ def _groups(config: ConfigReader, version: str, sharded_by: int) -> dict[str, bo
     """
     if sharded_by == 2:
         now = {"stages_all": not at_least(version, "0.9"), "head_in_root": not at_least(version, "0.7")}
-        found = now | {"keeps_root": not at_least(version, "0.6")}
+        columns = at_least(version, "0.6") and not at_least(version, "0.8")  # get_shard_placement_fn
+        found = now | {"keeps_root": not at_least(version, "0.6"), "shares_columns": columns}
     else:
         size = config.get(f"{FSDP}fsdp_size")
         has_size = size is not None and str(size.value).isdecimal() and int(str(size.value)) > 1

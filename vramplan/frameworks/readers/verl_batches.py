@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from vramplan.dataclass import dataclass
-from vramplan.errors import ConfigError
+from vramplan.errors import ConfigError, setting
 from vramplan.frameworks.parsed_config import KeyNames, allocator_settings
+from vramplan.frameworks.readers import verl_rl
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.job_values import EXPANDABLE_SEGMENTS
 from vramplan.units import ceil_div, divisors, round_up
@@ -85,6 +86,28 @@ def check_holds(config: ConfigReader, key: str, budget: int, longest: int, share
             f"{config.place(key)}: {of_gpus(budget, shared)} is less than a prompt with its response, {longest:,}"
             f" tokens: verl stops at one; {ceil_div(longest, shared):,} or more"
         )
+
+
+def padded_rows(config: ConfigReader, longest: int, samples: int, scored: Sequence[str]) -> str:
+    """Why a budget of tokens does not say how many padded rows a micro-batch has, and what asks about some.
+
+    (0.9.1, utils/seqlen_balancing.py: rearrange_micro_batches: ``max sum of attention_mask per micro-batch``.)
+
+    Args:
+        config: the configuration.
+        longest: tokens of a prompt with its response.
+        samples: of a GPU for one update, which a number of rows has to divide.
+        scored: keys of the sections that score.
+    """
+    held = config.integer(verl_rl.BUDGET, default=16384) // longest
+    rows = next((count for count in sorted(divisors(samples)) if count >= held), samples)
+    scorings = [(f"{section}log_prob_micro_batch_size_per_gpu", str(rows)) for section in scored]
+    asked = [(f"{verl_rl.ACTOR}use_dynamic_bsz", "False"), (verl_rl.MICRO_BATCH, str(rows)), *scorings]
+    words = " ".join(setting("set", f"{name}={value}") for name, value in asked)
+    return (
+        "and a budget counts tokens without padding: how many rows a micro-batch has depends on lengths that are not"
+        f" known; {words} asks about {rows} (it holds {held} of {longest:,} tokens, and more of shorter samples)"
+    )
 
 
 def note_fullest(config: ConfigReader, budget: str, tokens: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from vramplan.errors import ConfigError
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import verl_rl
-from vramplan.frameworks.readers.verl_rl import ACTOR, MODEL
+from vramplan.frameworks.readers.verl_rl import ACTOR, MODEL, STRATEGY
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.inputs.image_task_rules import OF_VERL
 from vramplan.inputs.images import IMAGE_PROCESSORS
@@ -22,6 +22,7 @@ FIRST = "0.7"
 """The first version whose models that see are modelled."""
 LAST_WITH_FREEZE = "0.8"
 """The last version that knows ``freeze_vision_tower``; its engine does not read it."""
+SECOND = f"{STRATEGY}=fsdp2"
 OF_TOWER = (".*visual.*", "^.*visual.*$", "visual", "model.visual")
 """Patterns that leave adapters out of the tower."""
 
@@ -64,6 +65,11 @@ def not_modelled(config: ConfigReader, version: str) -> Iterator[str]:
         yield f"{path}: a critic that sees is not modelled yet; modelled: algorithm.adv_estimator=grpo"
     if config.boolean(f"{MODEL}use_liger", default=False):
         yield str(config.unsupported(f"{MODEL}use_liger", "was not compared with a run of a model that sees"))
+    if config.lowercase(STRATEGY, default="fsdp") != "fsdp2":
+        for name, is_on in ((FREEZE, _is_frozen(config, version)), (f"{MODEL}lora_rank", _has_adapters(config))):
+            if is_on:
+                what = f"with images is not modelled under FSDP 1; modelled: {SECOND}"
+                yield str(config.unsupported(name, what))
     if _is_frozen(config, version) and _has_adapters(config) and excluded is None:
         yield str(config.unsupported(FREEZE, f"with adapters in the tower is not modelled; modelled: {EXCLUDED}"))
 

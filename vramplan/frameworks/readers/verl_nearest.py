@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vramplan.errors import ConfigError, UnsupportedError, setting
-from vramplan.frameworks.readers import verl_critic, verl_rl, verl_sequence
+from vramplan.frameworks.readers import verl_critic, verl_images, verl_rl, verl_sequence
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, ConfigValue
 
 MOST = 4
@@ -29,7 +29,11 @@ def nearest_settings(
         only: settings of which one value is modelled.
         read: reads a configuration, and raises UnsupportedError for one that is not modelled.
     """
-    named = [*_values(config, only), *((name, _off(config, name)) for name in off if not config.is_off(name, 0, 0.0))]
+    second = any(verl_images.SECOND in reason for reason in reasons)
+    named = [
+        *_values(config, only, second),
+        *((name, _off(config, name)) for name in off if not config.is_off(name, 0, 0.0)),
+    ]
     changes = {name: value for name, value in named if any(name in reason for reason in reasons)}
     if not 0 < len(changes) <= MOST:
         return ""
@@ -42,9 +46,9 @@ def nearest_settings(
     return " ".join(setting("set", f"{name}={value}") for name, value in changes.items())
 
 
-def _values(config: ConfigReader, only: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The modelled value of each setting that has one."""
-    strategy = config.lowercase(verl_rl.STRATEGY, default="fsdp")
+def _values(config: ConfigReader, only: Mapping[str, str], second: bool) -> Iterator[tuple[str, str]]:
+    """The modelled value of each setting that has one; `second`: FSDP 2 is asked for."""
+    strategy = "fsdp2" if second else config.lowercase(verl_rl.STRATEGY, default="fsdp")
     sharded = strategy if strategy == "fsdp2" else "fsdp"
     critic = verl_critic.CRITIC
     yield from {
