@@ -19,6 +19,7 @@ from vramplan.planner.check import read
 RECORDED = recorded()
 FOLDER = Path(__file__).parent / "configs/torchtune"
 WORST, MEDIAN = 0.005, 0.0005
+ALONE_8B = "full_finetune_single_device --config llama3_1/8B_full_single_device"
 FULL = {name: value for name, value in ALONE.items() if name != "lora_dtype"}
 
 
@@ -67,6 +68,10 @@ def job_of(line: str) -> dict[str, Any]:
             {"quantize": "nf4", "offloads_activations": True, "strategy": "fsdp", "num_gpus": 8},
         ),
         (
+            f"{ALONE_8B} optimizer=torchao.optim.AdamW8bit optimizer_in_bwd=False",
+            {"optimizer": "adamw_torch_8bit", "method": "full"},
+        ),
+        (
             "lora_finetune_single_device --config llama3/8B_qdora_single_device",
             {"quantize": "nf4", "method": "dora", "lora_dtype": "bf16"},
         ),
@@ -76,9 +81,6 @@ def test_what_saves_memory_is_read(line: str, expected: dict[str, Any]) -> None:
     job = job_of(line)
     assert {name: job[name] for name in expected} == expected
     assert ("optimizer_in_backward" in job) == ("optimizer_in_backward" in expected)
-
-
-ALONE_8B = "full_finetune_single_device --config llama3_1/8B_full_single_device"
 
 
 @pytest.mark.parametrize(

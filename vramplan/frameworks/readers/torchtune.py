@@ -65,6 +65,8 @@ OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.PagedAdamW32bit": "paged_adamw_32bit",
     "bitsandbytes.optim.Lion8bit": "lion_8bit",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.optim.AdamW8bit": "adamw_torch_8bit",
 }
 LOSSES = {
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "sections",
