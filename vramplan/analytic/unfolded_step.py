@@ -189,7 +189,7 @@ def is_brief(job: Job) -> bool:
     Not under ZeRO-3, which gathers weights as modules make tensors, nor where ZeRO-1 frees a sum of gradients as the
     last one is added to it, nor where each gradient is followed by its weight's update.
     """
-    if job.optimizer_in_backward:
+    if job.optimizer_in_backward and job.strategy == "ddp":
         return False
     sums = job.strategy == "zero1" and job.zero.overlap_comm and job.gradient_accumulation_steps > 1
     return job.strategy != "zero3" and not sums
