@@ -93,7 +93,7 @@ def test_gpus_of_the_machine_choose_the_recipe() -> None:
             (*SHARDED, "optimizer._component_=bitsandbytes.optim.AdamW8bit"),
             "was not compared with a run",
         ),
-        ((*SHARDED, "optimizer_in_bwd=True"), "optimizer_in_bwd"),
+        ((*SHARDED, "optimizer_in_bwd=True"), "with fsdp_cpu_offload was not compared"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], said: str) -> None:

@@ -53,6 +53,7 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
     (LLAMA2, {**LONG, "method": "dora"}),
     (LLAMA2, {**QLORA, **LONG, "method": "dora", "lora_dropout": 0.1, "gradient_accumulation_steps": 2}),
     (TIED, {"method": "dora", "checkpointing": "none"}),
+    (TIED, {"optimizer": "adamw_torch_8bit"}),
 )
 
 
@@ -68,7 +69,8 @@ def cases() -> Iterator[dict[str, Any]]:
     for (model, config), more in CASES:
         yield {"model": model, "config": config, "job": {**ALONE, **more, "num_gpus": 1}}
     for (model, config), more in PACKED:
-        yield {"model": model, "config": config, "packed": True, "job": {**ALONE, **more, "num_gpus": 1}}
+        job = {**ALONE, **more, "batches": "packed", "num_gpus": 1}
+        yield {"model": model, "config": config, "packed": True, "job": job}
 
 
 def recorded() -> list[dict[str, Any]]:

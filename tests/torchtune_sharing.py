@@ -62,6 +62,9 @@ CASES: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any], dict[str, Any], d
     (LLAMA2, SECTIONS, ROOT, {"method": "lora", "offloads_activations": True, "sequence_length": 1000}),
     (UNTIED, SECTIONS, ALONE, {"method": "full", "offloads_activations": True, "sequence_length": 1000}),
     (LLAMA2, SECTIONS, ROOT, {"method": "dora", "sequence_length": 1000}),
+    (UNTIED, SECTIONS, ROOT, {"method": "full", "optimizer_in_backward": True}),
+    (QWEN, SECTIONS, ROOT, {"method": "full", "optimizer_in_backward": True, "optimizer": "adamw_torch",
+                            "sequence_length": 1000, "micro_batch_size": 1}),
 )  # fmt: skip
 
 

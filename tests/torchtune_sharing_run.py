@@ -120,6 +120,7 @@ HERE = "tests.torchtune_sharing_run"
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"_component_": "torch.optim.AdamW", "fused": False},
     "adamw_torch_fused": {"_component_": "torch.optim.AdamW", "fused": True},
+    "adamw_torch_8bit": {"_component_": "torchao.optim.AdamW8bit"},
     "adamw_8bit": {"_component_": "bitsandbytes.optim.AdamW8bit"},
     "paged_adamw_8bit": {"_component_": "bitsandbytes.optim.PagedAdamW8bit"},
     "paged_adamw_32bit": {"_component_": "bitsandbytes.optim.PagedAdamW"},

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
 
-from vramplan.analytic.architectures.torchtune import position_tables
+from vramplan.analytic.architectures.torchtune import first_flex_inputs, position_tables
 from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
 from vramplan.analytic.autograd.graph import StorageInfo, Stored
 from vramplan.analytic.autograd.offload import BROUGHT_BACK
@@ -91,7 +91,7 @@ def buffers_of(setting: StepSpec) -> list[Storage]:
     """Buffers loaded with the parameters: tables and rotary frequencies."""
     architecture, config = setting.architecture, setting.config
     if setting.job.layers_of == "torchtune":
-        return position_tables(architecture, config, setting.job)
+        return position_tables(architecture, config, setting.job) + first_flex_inputs(config, setting.job)
     found = []
     rotary = architecture.decoder.rotary(config) if architecture.decoder is not None else None
     if rotary is not None:  # LlamaRotaryEmbedding: inv_freq and original_inv_freq
@@ -189,7 +189,7 @@ def is_brief(job: Job) -> bool:
     Not under ZeRO-3, which gathers weights as modules make tensors, nor where ZeRO-1 frees a sum of gradients as the
     last one is added to it, nor where each gradient is followed by its weight's update.
     """
-    if job.optimizer_in_backward:
+    if job.optimizer_in_backward and job.strategy == "ddp":
         return False
     sums = job.strategy == "zero1" and job.zero.overlap_comm and job.gradient_accumulation_steps > 1
     return job.strategy != "zero3" and not sums

@@ -281,8 +281,8 @@ class Job(Record):
     """Whose model it is. torchtune's copies keys and values for every query head, keeps norms in fp32 and holds tables
     of all positions; with `loop` plain, and FSDP 2 as its recipes call it."""
     optimizer_in_backward: bool = False
-    """`layers_of` torchtune on one GPU: whether each weight is updated, by an optimizer of its own, and its gradient
-    dropped as soon as backward has it (``optimizer_in_bwd``)."""
+    """`layers_of` torchtune: whether each weight is updated, by an optimizer of its own, and its gradient dropped as
+    soon as backward has it, or has reduced it (``optimizer_in_bwd``)."""
     offloads_activations: bool = False
     """`layers_of` torchtune: whether what the forward saves waits in host memory, but for the last tensors
     (``enable_activation_offloading``)."""
@@ -460,7 +460,7 @@ class Job(Record):
         They are DeepSpeed's, or those of `optimizer_in_backward`. At stage 1 they do if reduction overlaps, and only in
         the last (0.19, runtime/zero/stage_1_and_2.py: process_gradients, reduce_ready_partitions_and_remove_grads).
         """
-        if self.optimizer_in_backward or self.strategy in ("zero2", "zero3"):
+        if self.strategy in ("zero2", "zero3") or (self.optimizer_in_backward and self.strategy == "ddp"):
             return True
         return self.strategy == "zero1" and self.zero.overlap_comm and is_last
 

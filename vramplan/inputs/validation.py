@@ -63,11 +63,11 @@ LOOP_RULES = (
     Rule(
         lambda job: (
             job.optimizer_in_backward
-            and (job.layers_of != "torchtune" or job.num_gpus > 1 or job.method != "full" or job.task is not None)
+            and (job.layers_of != "torchtune" or job.method != "full" or job.task is not None or job.offload != "none")
         ),
         UNSUPPORTED,
-        "optimizer_in_backward is modelled for torchtune's full_finetune_single_device: layers_of torchtune,"
-        " {method=full} and {num_gpus=1}",
+        "optimizer_in_backward is modelled for torchtune's full fine-tuning: layers_of torchtune, {method=full} and"
+        " {offload=none}",
     ),
     Rule(
         lambda job: job.layers_of == "torchtune" and job.method == "dora" and job.task is not None,

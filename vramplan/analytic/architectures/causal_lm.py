@@ -282,7 +282,8 @@ def mask(forward: ForwardPass, c: Config, x: Tensor, sliding: bool, dtype: str) 
         return None
     window = decoder.window(c) if sliding else None
     sees = sees_images_both_ways(forward, sliding) or decoder.both_ways(c)
-    packed = job.joins_samples and decoder.positions_in_mask
+    # torchtune's packs have a block mask of flex_attention
+    packed = job.joins_samples and decoder.positions_in_mask and job.layers_of != "torchtune"
     parts = MaskParts(
         True, window is not None, sees, packed, forward.has_mask and forward.past is None, decoder.chunked
     )

@@ -7,6 +7,7 @@ from vramplan.analytic.architectures.llama import qwen2
 from vramplan.inputs.job import Job
 from vramplan.inputs.model_spec import Config
 from vramplan.memory.timeline import Storage
+from vramplan.units import DTYPE_BYTES
 
 
 def position_tables(architecture: Architecture, config: Config, job: Job) -> list[Storage]:
@@ -25,3 +26,16 @@ def position_tables(architecture: Architecture, config: Config, job: Job) -> lis
     copies = 1 if is_shared else architecture.shape(config).layers
     table = Storage(positions * width * 4, "parameter", "rotary table", f"{positions} x {width} fp32")
     return [table, Storage(rotary.dim // 2 * 4, "parameter", "rotary frequencies", "fp32 buffers")] * copies
+
+
+def first_flex_inputs(config: Config, job: Job) -> list[Storage]:
+    """Queries, keys and values of the first call of compiled flex_attention, which its compilation holds.
+
+    Found in runs with packed rows on emulated GPUs (torch 2.13).
+    """
+    if not job.joins_samples:
+        return []
+    shape = (job.micro_batch_size, job.sequence_length, config.count("hidden_size"))
+    formula = f"{' x '.join(map(str, shape))} {job.dtype}"
+    size = shape[0] * shape[1] * shape[2] * DTYPE_BYTES[job.dtype]
+    return [Storage(size, "activation", "first input of flex_attention", formula)] * 3

@@ -39,7 +39,7 @@ def strategy_of(step: Step, record: Recorder, gpu: int = 0) -> Strategy:
         of_verl = "columns_" if job.verl.shares_columns else "verl_"
         whose = of_verl if job.loss == "log_probs" else "torchtune_" if job.layers_of == "torchtune" else ""
         name = f"{whose if job.fsdp.version == 2 else ''}fsdp{job.fsdp.version}"
-    if job.optimizer_in_backward:
+    if job.optimizer_in_backward and name == "ddp":
         name = "in_backward"
     module, class_name = CLASSES[name]
     strategy: type[Strategy] = getattr(import_module(f"{__name__}.{module}"), class_name)

@@ -55,6 +55,8 @@ FAMILIES = (
 """Modules of the builders, each name before its prefixes."""
 UNMODELLED = ("gemma", "phi", "vision", "reward", "classifier", "t5", "clip", "flux")
 """Parts of the names of builders whose layers are not modelled."""
+FLEX_ATTENTION = (7, 5)
+"""Compute capability from which packed rows run through it (utils/_import_guard.py)."""
 OPTIMIZERS = {
     "torch.optim.AdamW": "adamw_torch",
     "torch.optim.SGD": "sgd",
@@ -63,6 +65,8 @@ OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
     "bitsandbytes.optim.PagedAdamW32bit": "paged_adamw_32bit",
     "bitsandbytes.optim.Lion8bit": "lion_8bit",
+    "torchao.prototype.low_bit_optim.AdamW8bit": "adamw_torch_8bit",
+    "torchao.optim.AdamW8bit": "adamw_torch_8bit",
 }
 LOSSES = {
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "sections",
@@ -124,26 +128,31 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     }
     if method == "lora":
         uses_dora = config.boolean("model.use_dora", default=False)
-        if uses_dora and (recipe.prefers or recipe.shards):
+        if uses_dora and recipe.prefers:
             raise config.unsupported("model.use_dora", f"(DoRA) in {recipe.name} is not modelled yet")
         job |= _adapters(config) | {"lora_dtype": job["dtype"], "method": "dora" if uses_dora else "lora"}
     if config.has("tokenizer.max_seq_len"):
         job["sequence_length"] = config.integer("tokenizer.max_seq_len", default=1)
-    if config.boolean("dataset.packed", default=False):
-        config.note(
-            "doubt",
-            "dataset.packed",
-            "gives rows a block mask: torchtune takes it with flex_attention, which keeps no more than is counted;"
-            " without it (torch before 2.5, a GPU before Ampere) a mask and scores are kept beside",
-        )
-    if config.boolean("dataset.packed", default=False) and not config.has("tokenizer.max_seq_len"):
+    packs = config.boolean("dataset.packed", default=False)
+    if packs and not config.has("tokenizer.max_seq_len"):
         raise ConfigError(
             f"{config.source.where}: dataset.packed needs tokenizer.max_seq_len, torchtune stops without it"
         )
+    if packs and not recipe.prefers:
+        job["batches"] = "packed"
+        gpu = config.source.gpu
+        if gpu is not None and gpu.capability < FLEX_ATTENTION:
+            config.note(
+                "doubt",
+                "dataset.packed",
+                "gives rows a block mask, which flex_attention takes on GPUs from Turing on; here a mask and scores are"
+                " kept, which is not counted",
+            )
     if config.boolean("compile", default=False):
         config.note("warning", "compile", "compiled layers and losses keep less than is counted here")
     parsed = ParsedConfig(PACKAGE, f"{version} ({where})", model, job, NAMES, config.notes)
     parsed.task = "DPO" if recipe.prefers else parsed.task
+    parsed.rows = "packed" if job["batches"] == "packed" else parsed.rows
     if model in OWN_POSITIONS:
         parsed.model_config = {"max_position_embeddings": OWN_POSITIONS[model]}
     return parsed

@@ -135,7 +135,7 @@ def sharded_fields(config: ConfigReader, recipe: Recipe, model: str, num_gpus: i
             f" --nproc_per_node 2, or {setting('num_gpus', 2)}"
         )
     optimizer = str(config.string("optimizer._component_") or "")
-    if optimizer.startswith("bitsandbytes"):
+    if optimizer.startswith(("bitsandbytes", "torchao")):
         raise config.unsupported(
             "optimizer._component_", "on sharded weights was not compared with a run; torch.optim.AdamW was"
         )

@@ -23,10 +23,9 @@ def _in_backward(config: ConfigReader, recipe: Recipe) -> dict[str, bool]:
     if recipe.method == "lora" or not config.boolean(IN_BACKWARD, default=False):  # recipes of adapters do not read it
         config.read_keys.add(IN_BACKWARD)
         return {}
-    if recipe.shards:
-        raise config.unsupported(
-            IN_BACKWARD, f"in {recipe.name} is not modelled yet; it is in full_finetune_single_device"
-        )
+    if recipe.prefers or config.boolean("fsdp_cpu_offload", default=False):
+        beside = f"in {recipe.name}" if recipe.prefers else "with fsdp_cpu_offload"
+        raise config.unsupported(IN_BACKWARD, f"{beside} was not compared with a run; leave it out")
     for key, least in (("gradient_accumulation_steps", 1), ("clip_grad_norm", None)):
         value = config.get(key)
         if value is not None and value.value is not least and str(value.value) != str(least):
