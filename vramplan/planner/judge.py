@@ -32,7 +32,7 @@ from vramplan.planner.read_config import (
     with_prompt,
 )
 from vramplan.planner.read_job import ReadJob
-from vramplan.planner.shorter_samples import is_length_a_limit, shorter_length
+from vramplan.planner.shorter_samples import is_length_a_limit, shorter_length, with_length
 from vramplan.planner.verdict import Verdict
 from vramplan.planner.ways_out import with_ways_out
 from vramplan.progress import Progress, silent
@@ -112,7 +112,7 @@ def judge(
 
     @cache
     def verdict_at(length: int, other_lengths: tuple[int, ...] | None = None) -> Verdict:
-        update = {"sequence_length": length, "lengths": other_lengths}
+        update = {**with_length(job, length), "lengths": other_lengths}
         training = read_job.estimate(update)
         evaluation = read_job.evaluation_bytes(training, update, config.eval_batch_size)
         return Verdict(config, with_margin(gpu, confidence), training, evaluation, None, min_headroom, data)
@@ -134,7 +134,7 @@ def judge(
     if verdict.fits or not look_further:
         return verdict
     if data is None and sequence_length is None and is_length_a_limit(config):
-        verdict = replace(verdict, shorter_length=shorter_length(job["sequence_length"], verdict_at))
+        verdict = replace(verdict, shorter_length=shorter_length(job, verdict_at))
     return with_ways_out(read_job, verdict)
 
 

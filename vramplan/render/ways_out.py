@@ -60,8 +60,11 @@ def shorter_samples(verdict: Verdict) -> list[str]:
     """Samples that fit, if the limit that all are counted at does not."""
     if verdict.shorter_length is None:
         return []
-    limit, shorter = verdict.estimate.job.sequence_length, verdict.shorter_length
-    return [f"Samples of {limit:,} tokens, the limit, are counted; of {shorter:,} fit (--dataset)"]
+    job, shorter = verdict.estimate.job, verdict.shorter_length
+    if job.generates_completions and job.prompt_length is not None:
+        shorter -= job.sequence_length - job.prompt_length
+        return [f"Prompts of {job.prompt_length:,} tokens, the limit, are counted; of {shorter:,} fit (--dataset)"]
+    return [f"Samples of {job.sequence_length:,} tokens, the limit, are counted; of {shorter:,} fit (--dataset)"]
 
 
 def other_ways(verdict: Verdict) -> list[LeverEffect]:
