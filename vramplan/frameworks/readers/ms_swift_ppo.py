@@ -18,7 +18,6 @@ from vramplan.frameworks.readers.ms_swift_rows import refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job
-from vramplan.inputs.job_values import own_reference
 
 SINCE = "3.12"
 """The first version that was read."""
@@ -96,7 +95,7 @@ def finish(parsed: ParsedConfig, config: ConfigReader) -> None:
 
 
 def _models(config: ConfigReader, model: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Value and reward model, both loaded from one place in the policy's dtype (pipelines/train/rlhf.py)."""
+    """Value and reward model, loaded from one place in the policy's dtype (pipelines/train/rlhf.py)."""
     names = config.strings("reward_model")
     if len(names) != 1:
         at = config.place("reward_model") if names else config.source.where
@@ -114,14 +113,7 @@ def _models(config: ConfigReader, model: str, job: Mapping[str, Any]) -> dict[st
             )
         if config.string("ref_model") != model:
             raise config.unsupported("ref_model", "other than the model itself is not modelled yet")
-    dtype = job["dtype"]
-    return {
-        "value_model": names[0],
-        "reward_model": names[0],
-        "value_dtype": dtype,
-        "reward_dtype": dtype,
-        "reference": own_reference(job["method"]),
-    }
+    return {"value_model": names[0], "reward_model": names[0]}
 
 
 def _check_strategy(config: ConfigReader, model: str, job: Mapping[str, Any]) -> None:
