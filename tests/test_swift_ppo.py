@@ -47,7 +47,7 @@ def test_peaks_agree_with_the_trainers(row: dict[str, Any]) -> None:
 @pytest.mark.full
 def test_all_runs_agree_with_the_trainers() -> None:
     errors = {name_of(row): errors_of(row) for row in RECORDED}
-    assert len(errors) >= 11
+    assert len(errors) == 12
     assert max(each.pop("scoring") for each in errors.values()) <= SCORING
     assert not [(name, each) for name, each in errors.items() if max(each.values()) > WORST]
     assert median(error for each in errors.values() for error in each.values()) <= MEDIAN
