@@ -436,3 +436,11 @@ def test_the_same_variable_is_the_same_folder_in_a_command(tmp_path: Path) -> No
     text = f'{SWIFT} --ref_adapters "$RUN/last"'.replace("--adapters sft", '--adapters "$RUN/last"', 1)
     options = {"lora_rank": "8", "target_modules": "all-linear"}
     assert parsed_of(tmp_path, "a.sh", text, options).job["reference"] == "frozen_adapters"
+
+
+@pytest.mark.parametrize(("beta", "reference"), [(0.04, "frozen_adapters"), (0, None)])
+def test_axolotls_grpo_refers_to_a_copy_of_its_adapters(tmp_path: Path, beta: float, reference: str | None) -> None:
+    """axolotl makes the adapters itself and hands TRL a model that has them (0.19, core/builders/rl.py)."""
+    text = FILES["axolotl.yaml"].replace("lora_model_dir: sft\n", "")
+    text += f"rl: grpo\ntrl:\n  beta: {beta}\n  max_completion_length: 64\n  num_generations: 2\n"
+    assert parsed_of(tmp_path, "a.yaml", text).job.get("reference") == reference
