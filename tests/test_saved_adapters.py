@@ -444,3 +444,12 @@ def test_axolotls_grpo_refers_to_a_copy_of_its_adapters(tmp_path: Path, beta: fl
     text = FILES["axolotl.yaml"].replace("lora_model_dir: sft\n", "")
     text += f"rl: grpo\ntrl:\n  beta: {beta}\n  max_completion_length: 64\n  num_generations: 2\n"
     assert parsed_of(tmp_path, "a.yaml", text).job.get("reference") == reference
+
+
+def test_a_folder_of_adapters_is_no_model(tmp_path: Path) -> None:
+    from vramplan.errors import SpecError
+    from vramplan.inputs.load import load_model
+
+    save(tmp_path / "sft")
+    with pytest.raises(SpecError, match="it holds adapters: name the model that they are of"):
+        load_model(str(tmp_path / "sft"))
