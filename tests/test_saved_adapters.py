@@ -213,6 +213,8 @@ def test_merged_and_trained(tmp_path: Path, load: str, rank: int | None) -> None
         (f"{LOAD}\nfor p in model.parameters(): p.requires_grad = True", "by hand beside adapters is not modelled"),
         (f"{LOAD}\nmodel = get_peft_model(model, LoraConfig(r=4))", "adapters are added twice"),
         (LOAD.replace("is_trainable", "autocast_adapter_dtype=False, is_trainable"), "autocast_adapter_dtype"),
+        (f"if f():\n    {LOAD}", "whether the adapters of sft are loaded is not known"),
+        (f"if f():\n    {LOAD}\nelse: model = get_peft_model(model, LoraConfig())", "whether peft.get_peft_model()"),
         (LOAD.replace("'sft'", "sft"), "give --set lora_r=N"),
         (LOAD.replace("'sft'", "f(1)"), "give --set lora_r=N"),
     ],
@@ -297,7 +299,8 @@ def test_llamafactory_merges_all_with_a_new_adapter_and_all_but_the_last_without
     assert parsed_of(tmp_path, "b.yaml", two).job["lora_rank"] == 24
     zero3 = f"{text}create_new_adapter: true\ndeepspeed: examples/deepspeed/ds_z3_config.json\n"
     assert parsed_of(tmp_path, "c.yaml", zero3).job["lora_rank"] == 24
-    for broken in (f"{text}create_new_adapter: true\nquantization_bit: 4\n", f"{two}quantization_bit: 4\n"):
+    full = text.replace("finetuning_type: lora", "finetuning_type: full")
+    for broken in (f"{text}create_new_adapter: true\nquantization_bit: 4\n", f"{two}quantization_bit: 4\n", full):
         with pytest.raises(ConfigError, match="LLaMA-Factory stops at"):
             parsed_of(tmp_path, "d.yaml", broken)
     inner = f"{text}adapter_folder: inner\n"
