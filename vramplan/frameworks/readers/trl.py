@@ -31,7 +31,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
     vision_fields,
 )
-from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.settings import UNSET, ConfigReader
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, reentrant_kwargs, trainer_arguments
@@ -133,7 +133,9 @@ def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[st
     last_versions = trl_tasks.LAST_VERSIONS[task] if task else LAST_VERSIONS
     if task in trl_trainers.LAST_WITH_TOKENIZER:
         last_versions = {trl_trainers.TOKENIZER_KEY: trl_trainers.LAST_WITH_TOKENIZER[task], **last_versions}
-    known = ((last, f"from its {key}") for key, last in last_versions.items() if config.has(key))
+    settings = config.source.settings  # not has(): a value that only a run tells is set too
+    keys = (key for key in last_versions if key in settings and settings[key].value not in UNSET)
+    known = ((last_versions[key], f"from its {key}") for key in keys)
     return min(
         (found for found in known if not task or not at_least(found[0], newest)),
         key=lambda found: version_numbers(found[0]),
