@@ -9,7 +9,15 @@ from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
-from vramplan.frameworks.readers import saved_adapters, trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
+from vramplan.frameworks.readers import (
+    saved_adapters,
+    trl_adapters,
+    trl_packing,
+    trl_ppo,
+    trl_tasks,
+    trl_trainers,
+    zero_config,
+)
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -57,7 +65,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
     goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
-    trl_tasks.check_merged(config, version)
+    trl_adapters.check_merged(config, version)
     job |= vision_fields(method)
     job |= experts_field(not at_least(version, "0.27"))
     if goes_on:
