@@ -125,6 +125,11 @@ def settings_of(script: Script) -> tuple[str, Settings]:
         )
     if python_sentence_transformers.is_run(run):
         settings, encoder = python_sentence_transformers.settings_of(script, run)
+        if encoder.saved is not None:
+            raise UnsupportedError(
+                f"{encoder.saved.folder.place}: adapters of a folder are not read with sentence-transformers; give"
+                " their rank and targets in a LoraConfig"
+            )
         settings |= run.settings | _adapters(script, run, encoder)
         return python_sentence_transformers.FRAMEWORK, settings | _effects(encoder, settings)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
