@@ -35,6 +35,8 @@ JOBS: tuple[tuple[tuple[str, dict[str, Any]], dict[str, Any]], ...] = (
     (QWEN, {**GRPO, **FULL, **LONG}),
     (LLAMA, {**GRPO, "autocast": "none", "sequence_length": 1024}),
     (LLAMA, {**GRPO, "checkpointing": "none", "micro_batch_size": 4}),
+    (LLAMA, {**GRPO, "reference": "frozen_adapters"}),
+    (QWEN, {**GRPO, **LONG, "reference": "frozen_adapters"}),
 )
 
 

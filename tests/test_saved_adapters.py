@@ -213,6 +213,8 @@ def test_merged_and_trained(tmp_path: Path, load: str, rank: int | None) -> None
         (f"{LOAD}\nfor p in model.parameters(): p.requires_grad = True", "by hand beside adapters is not modelled"),
         (f"{LOAD}\nmodel = get_peft_model(model, LoraConfig(r=4))", "adapters are added twice"),
         (LOAD.replace("is_trainable", "autocast_adapter_dtype=False, is_trainable"), "autocast_adapter_dtype"),
+        (f"if f():\n    {LOAD}", "whether the adapters of sft are loaded is not known"),
+        (f"if f():\n    {LOAD}\nelse: model = get_peft_model(model, LoraConfig())", "whether peft.get_peft_model()"),
         (LOAD.replace("'sft'", "sft"), "give --set lora_r=N"),
         (LOAD.replace("'sft'", "f(1)"), "give --set lora_r=N"),
     ],
@@ -297,7 +299,8 @@ def test_llamafactory_merges_all_with_a_new_adapter_and_all_but_the_last_without
     assert parsed_of(tmp_path, "b.yaml", two).job["lora_rank"] == 24
     zero3 = f"{text}create_new_adapter: true\ndeepspeed: examples/deepspeed/ds_z3_config.json\n"
     assert parsed_of(tmp_path, "c.yaml", zero3).job["lora_rank"] == 24
-    for broken in (f"{text}create_new_adapter: true\nquantization_bit: 4\n", f"{two}quantization_bit: 4\n"):
+    full = text.replace("finetuning_type: lora", "finetuning_type: full")
+    for broken in (f"{text}create_new_adapter: true\nquantization_bit: 4\n", f"{two}quantization_bit: 4\n", full):
         with pytest.raises(ConfigError, match="LLaMA-Factory stops at"):
             parsed_of(tmp_path, "d.yaml", broken)
     inner = f"{text}adapter_folder: inner\n"
@@ -436,3 +439,20 @@ def test_the_same_variable_is_the_same_folder_in_a_command(tmp_path: Path) -> No
     text = f'{SWIFT} --ref_adapters "$RUN/last"'.replace("--adapters sft", '--adapters "$RUN/last"', 1)
     options = {"lora_rank": "8", "target_modules": "all-linear"}
     assert parsed_of(tmp_path, "a.sh", text, options).job["reference"] == "frozen_adapters"
+
+
+@pytest.mark.parametrize(("beta", "reference"), [(0.04, "frozen_adapters"), (0, None)])
+def test_axolotls_grpo_refers_to_a_copy_of_its_adapters(tmp_path: Path, beta: float, reference: str | None) -> None:
+    """axolotl makes the adapters itself and hands TRL a model that has them (0.19, core/builders/rl.py)."""
+    text = FILES["axolotl.yaml"].replace("lora_model_dir: sft\n", "")
+    text += f"rl: grpo\ntrl:\n  beta: {beta}\n  max_completion_length: 64\n  num_generations: 2\n"
+    assert parsed_of(tmp_path, "a.yaml", text).job.get("reference") == reference
+
+
+def test_a_folder_of_adapters_is_no_model(tmp_path: Path) -> None:
+    from vramplan.errors import SpecError
+    from vramplan.inputs.load import load_model
+
+    save(tmp_path / "sft")
+    with pytest.raises(SpecError, match="it holds adapters: name the model that they are of"):
+        load_model(str(tmp_path / "sft"))

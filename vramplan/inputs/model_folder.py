@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vramplan.bounded_read import read_json
+from vramplan.bounded_read import is_file, read_json
 from vramplan.errors import SpecError
 from vramplan.inputs.images import PROCESSORS, VIDEO_PROCESSORS
 from vramplan.inputs.model_spec import IMPORT_PATH, ModelSpec
@@ -22,6 +22,8 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Configuration files of image processors; the second since transformers 5."""
 VIDEO_FILE = "video_preprocessor_config.json"
 """Configuration file of video processors, if the second of those does not contain it."""
+ADAPTERS = "adapter_config.json"
+"""Configuration file of adapters that PEFT saved."""
 SAFETENSORS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 """Dtype of jobs by the name in safetensors headers."""
 
@@ -33,7 +35,8 @@ def from_folder(folder: Path) -> ModelSpec:
         SpecError: if config.json is missing or broken.
     """
     if not (folder / "config.json").is_file():
-        raise SpecError(f"{folder}: no config.json in this folder")
+        adapters = "; it holds adapters: name the model that they are of" if is_file(folder / ADAPTERS) else ""
+        raise SpecError(f"{folder}: no config.json in this folder{adapters}")
     spec = from_config_file(folder / "config.json")
     return spec.model_copy(update=stored_fields(elements_by_dtype(folder)))
 

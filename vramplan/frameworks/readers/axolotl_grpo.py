@@ -57,14 +57,16 @@ def grpo_fields(config: ConfigReader, version: str, job: dict[str, Any]) -> dict
     _note_keys(config, section)
     for name in ("batch_flattening", "rl_adapter_ref_model"):
         config.require_off(name)
-    if trl.number("beta", default=config.number("rl_beta", default=0.0)):
+    refers = trl.number("beta", default=config.number("rl_beta", default=0.0)) != 0.0
+    if refers and job["method"] == "full":
         key = "beta" if trl.has("beta") else "rl_beta"
         raise (trl if trl.has("beta") else config).unsupported(
             key,
-            "takes a reference that is not modelled yet: TRL copies axolotl's adapters, or loads a second model in"
-            " fp32; without it (0) it is",
+            "takes a reference that is not modelled yet: TRL loads a second model in fp32; without it (0) it is",
         )
     fields = task_fields(trl, "grpo", version, job)
+    if refers:  # TRL copies the adapters that axolotl made (core/builders/rl.py: no peft_config)
+        fields["reference"] = "frozen_adapters"
     if not trl.has("max_completion_length"):
         raise UnsupportedError(
             f"{config.source.where}: trl.max_completion_length is not set: axolotl then hands TRL no limit, which is"

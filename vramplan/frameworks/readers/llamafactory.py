@@ -88,7 +88,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     job["method"] = method
     job |= leaf_module_fields(job) | experts_field(before_5)
     job |= _dtypes(config, method, version, job.get("strategy") == "zero3")
-    goes_on = method == "lora" and _goes_on(config, job)
+    goes_on = _goes_on(config, job)
     if goes_on:
         job |= saved_adapters.fields_of(config, SAVED)
     elif method == "lora":
@@ -225,6 +225,10 @@ def _goes_on(config: ConfigReader, job: dict[str, object]) -> bool:
     """
     if not saved_adapters.names(config, SAVED.folder):
         return False
+    if job["method"] != "lora":
+        raise ConfigError(
+            f"{config.place(SAVED.folder)}: {SAVED.folder}: LLaMA-Factory stops at adapters with finetuning_type full"
+        )
     adds = config.boolean("create_new_adapter", default=False)
     several = len(saved_adapters.names(config, SAVED.folder)) > 1
     quantizes, is_zero3 = config.integer("quantization_bit", default=0, least=0) > 0, job.get("strategy") == "zero3"

@@ -145,6 +145,11 @@ def _settings_of(script: Script) -> tuple[str, Settings]:
         )
     if python_sentence_transformers.is_run(run):
         settings, encoder = python_sentence_transformers.settings_of(script, run)
+        if encoder.saved is not None:
+            raise UnsupportedError(
+                f"{encoder.saved.folder.place}: adapters of a folder are not read with sentence-transformers; give"
+                " their rank and targets in a LoraConfig"
+            )
         settings |= run.settings | _adapters(script, run, encoder)
         return python_sentence_transformers.FRAMEWORK, settings | _effects(encoder, settings)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
@@ -177,16 +182,21 @@ def _trained_model(script: Script, run: Run) -> Model | None:
         ConfigError: if which it is is not known.
     """
     if run.trainer is None:
-        models = [thing for thing in script.things if is_model(thing)]
+        models = _outer(script.things)
         return python_model.follow(script, models[0]) if models else None
     key: str | int = MODEL_AT.get(run.trainer.call.last, 0)
     if "model" in run.trainer.call.keywords or "model" in run.trainer.parts:
         key = "model"
-    models = [thing for thing in run.trainer.parts.get(key, []) if is_model(thing)]
-    bases = {id(part) for thing in models for parts in thing.parts.values() for part in parts}
-    models = [thing for thing in models if id(thing) not in bases]
+    models = _outer(run.trainer.parts.get(key, []))
     if len(models) == 1:
-        return python_model.follow(script, models[0])
+        model = python_model.follow(script, models[0])
+        if model.saved is not None and not run.trainer.is_certain.get(key):
+            folder = model.saved.folder
+            raise ConfigError(
+                f"{folder.place}: whether the adapters of {str(folder.value).replace(UNKNOWN, '')} are loaded is not"
+                " known without running the script; without them every weight may train"
+            )
+        return model
     value = run.model_argument
     if len(models) > 1:
         lines = ", ".join(str(thing.call.line) for thing in models)
@@ -198,7 +208,7 @@ def _trained_model(script: Script, run: Run) -> Model | None:
     if "model_init" in run.trainer.call.keywords:
         place = run.trainer.call.keywords["model_init"].place
         raise UnsupportedError(f"{place}: Trainer(model_init=...) is not modelled; give the model")
-    loads = [thing for thing in script.things if is_model(thing)]
+    loads = _outer(script.things)
     shown = "" if value is None else f" ({str(value.value).replace(UNKNOWN, '')})"
     if value is None and len(loads) == 1:  # a fragment
         return python_model.follow(script, loads[0])
@@ -211,6 +221,13 @@ def _trained_model(script: Script, run: Run) -> Model | None:
             f" is not known; {setting('exec')} runs the script, `vramplan estimate` takes the settings"
         )
     raise ConfigError(f"{run.place}: the model that is trained{shown} is not known without running the script")
+
+
+def _outer(things: list[Thing]) -> list[Thing]:
+    """The models among objects, without those that adapters are loaded on."""
+    models = [thing for thing in things if is_model(thing)]
+    bases = {id(part) for thing in models for parts in thing.parts.values() for part in parts}
+    return [thing for thing in models if id(thing) not in bases]
 
 
 def _effects(model: Model, settings: Settings) -> Settings:

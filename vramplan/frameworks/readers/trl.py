@@ -9,7 +9,15 @@ from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
 from vramplan.frameworks.parsed_config import ParsedConfig, at_least, resolve_version, version_numbers
-from vramplan.frameworks.readers import saved_adapters, trl_packing, trl_ppo, trl_tasks, trl_trainers, zero_config
+from vramplan.frameworks.readers import (
+    saved_adapters,
+    trl_adapters,
+    trl_packing,
+    trl_ppo,
+    trl_tasks,
+    trl_trainers,
+    zero_config,
+)
 from vramplan.frameworks.readers.trainer_arguments import (
     ALL_LINEAR,
     NAMES,
@@ -32,7 +40,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     trainer_fields,
     vision_fields,
 )
-from vramplan.frameworks.settings import ConfigReader
+from vramplan.frameworks.settings import UNSET, ConfigReader
 from vramplan.frameworks.writers import nodes
 from vramplan.frameworks.writers.config_text import ConfigText, allocator_variables
 from vramplan.frameworks.writers.trainer_based import adapter, reentrant_kwargs, trainer_arguments
@@ -61,7 +69,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
     method = "lora" if config.boolean("use_peft", default=False) else "full"
     job["method"] = method
     goes_on = bool(saved_adapters.names(config, saved_adapters.KEY))
-    trl_tasks.check_merged(config, version)
+    trl_adapters.check_merged(config, version)
     job |= vision_fields(method)
     job |= experts_field(not at_least(version, "0.27"))
     if goes_on:
@@ -137,7 +145,9 @@ def _version_of(config: ConfigReader, task: str | None, newest: str) -> tuple[st
     last_versions = trl_tasks.LAST_VERSIONS[task] if task else LAST_VERSIONS
     if task in trl_trainers.LAST_WITH_TOKENIZER:
         last_versions = {trl_trainers.TOKENIZER_KEY: trl_trainers.LAST_WITH_TOKENIZER[task], **last_versions}
-    known = ((last, f"from its {key}") for key, last in last_versions.items() if config.has(key))
+    settings = config.source.settings  # not has(): a value that only a run tells is set too
+    keys = (key for key in last_versions if key in settings and settings[key].value not in UNSET)
+    known = ((last_versions[key], f"from its {key}") for key in keys)
     return min(
         (found for found in known if not task or not at_least(found[0], newest)),
         key=lambda found: version_numbers(found[0]),

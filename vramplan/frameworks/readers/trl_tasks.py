@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_gkd, trl_grpo, trl_ppo
-from vramplan.frameworks.readers.saved_adapters import ADAPTER_NAME_KEY, IN_SCRIPTS, MERGED_KEY, SECOND_KEY, are_alike
+from vramplan.frameworks.readers.trl_adapters import copied_adapters, second_adapters
 from vramplan.frameworks.readers.trl_liger import with_liger
 from vramplan.frameworks.readers.trl_packing import NEEDS_FLASH
 from vramplan.frameworks.readers.trl_trainers import LABELS_KEY, PROMPT_LENGTH
-from vramplan.frameworks.settings import ConfigReader, shown
+from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.trl_tasks import WITHOUT
 from vramplan.inputs.job_values import ROLLOUTS
 from vramplan.inputs.task_rules import CONCATENATED
@@ -137,23 +137,6 @@ def kbit_treatment(task: str | None, version: str, has_adapters: bool) -> Treatm
     return "as_loaded" if task and (has_adapters or not at_least(version, first)) else "prepared"
 
 
-MERGES_UNTIL = "0.27"
-"""The first version that stops at a model with adapters and a peft_config; before, it merged them (trainer/*.py)."""
-
-
-def check_merged(config: ConfigReader, version: str) -> None:
-    """Adapters that a script loads and hands its trainer together with new ones: merged, or an error.
-
-    Raises:
-        ConfigError: in versions that stop at both.
-    """
-    if config.boolean(MERGED_KEY, default=False) and at_least(version, MERGES_UNTIL):
-        raise ConfigError(
-            f"{config.place(MERGED_KEY)}: TRL {version} stops at a model with adapters beside peft_config: merge them"
-            " before (merge_and_unload), or leave peft_config out"
-        )
-
-
 def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: str) -> None:
     """Make a configuration that has been read for supervised fine-tuning that of one of TRL's trainers.
 
@@ -202,7 +185,7 @@ def task_fields(config: ConfigReader, task: str, version: str, job: Mapping[str,
     fields = {"task": task, "loss": loss, "batches": "padded"}
     if task in ROLLOUTS:
         fields |= trl_grpo.generation_fields(config, task, version, job)
-        return fields | _copied_adapters(config, task, version, fields.get("reference", WITHOUT[task]) != "none")
+        return fields | copied_adapters(config, task, version, fields.get("reference", WITHOUT[task]) != "none")
     return fields | _preference(config, task, version, job, fields["loss"])
 
 
@@ -266,7 +249,7 @@ def _reference(config: ConfigReader, task: str, version: str, job: Mapping[str, 
                 f"saves nothing in TRL {version}, which keeps the second model, and is not modelled; leave it out, or"
                 " take TRL 1.2",
             )
-        if _copied_adapters(config, task, version, True):
+        if copied_adapters(config, task, version, True):
             raise config.unsupported(
                 "precompute_ref_log_probs",
                 f"keeps the copy that TRL {version} makes of a model's adapters, which is not modelled; leave it out",
@@ -274,68 +257,7 @@ def _reference(config: ConfigReader, task: str, version: str, job: Mapping[str, 
         return {"reference": "precomputed"}
     if own:
         return {"reference": "model"}
-    return _second_adapters(config, job) or _copied_adapters(config, task, version, True)
-
-
-COPIES_SINCE = {"dpo": "0.29", "kto": "1.2", "grpo": "0.27", "rloo": "0.27"}
-"""The first version that copies the adapters of a PeftModel, for the reference (trainer/*_trainer.py: add_adapter)."""
-
-
-def _copied_adapters(config: ConfigReader, task: str, version: str, refers: bool) -> dict[str, Any]:
-    """The reference that TRL makes of the adapters of a model that has some: a frozen copy, in fp32 by PEFT's default.
-
-    `refers`: whether the loss has a reference, without which RLOO makes the copy all the same.
-
-    Raises:
-        ConfigError: for adapters of another name than PEFT's default, at which TRL stops.
-        UnsupportedError: for a copy that nothing uses.
-    """
-    copies = config.boolean("peft_model", default=False) and at_least(version, COPIES_SINCE[task])
-    name = config.string(ADAPTER_NAME_KEY) or "default"
-    if not copies or (task == "grpo" and not refers):
-        return {}
-    if name != "default":
-        raise ConfigError(
-            f"{config.place(ADAPTER_NAME_KEY)}: TRL {version} stops at adapters that are not called default ({name})"
-        )
-    if not refers:
-        raise config.unsupported("beta", f"of 0: TRL {version} copies a model's adapters all the same; not modelled")
-    return {"reference": "frozen_adapters"}
-
-
-def _second_adapters(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Adapters that a script loads beside those that train, for the reference (up to 0.28: ref_adapter_name).
-
-    Raises:
-        ConfigError: if they are not there, or which they are is not known.
-        UnsupportedError: for others than those that train, and for some that nothing uses.
-    """
-    second = config.source.settings.get(SECOND_KEY)
-    config.read_keys |= {SECOND_KEY, "model_adapter_name"}
-    if not config.has("ref_adapter_name"):
-        if second is not None:
-            raise UnsupportedError(
-                f"{second.place}: adapters beside those that train, which ref_adapter_name does not name, are not"
-                " modelled; leave them out"
-            )
-        return {}
-    name = config.string("ref_adapter_name")
-    if second is None or second.value.get("name") != name:
-        raise ConfigError(f"{config.place('ref_adapter_name')}: ref_adapter_name: no adapters {name} are loaded")
-    own = config.string(ADAPTER_NAME_KEY) or "default"
-    trained = config.string("model_adapter_name") or "default"
-    if own != trained:
-        raise ConfigError(
-            f"{config.place('model_adapter_name')}: model_adapter_name: the adapters {own} are loaded, TRL goes back to"
-            f" {trained}"
-        )
-    folder = str(second.value.get("folder"))
-    if not are_alike(config, IN_SCRIPTS, folder, job):
-        raise UnsupportedError(
-            f"{second.place}: {shown(folder)}: adapters of a reference that are not known to have rank and layers of"
-            " those that train are not modelled; load both from one folder"
-        )
-    return {"reference": "frozen_adapters"}
+    return second_adapters(config, job) or copied_adapters(config, task, version, True)
 
 
 def _dpo(config: ConfigReader, loss: str, job: Mapping[str, Any]) -> dict[str, Any]:
