@@ -247,10 +247,10 @@ swift sft --model "$MODEL" --dataset d --tuner_type lora --torch_dtype bfloat16 
 def test_values_of_a_sourced_file(project: Path) -> None:
     Path("scripts/env.sh").write_text(ENVIRONMENT)
     Path("scripts/run.sh").write_text(SHELL)
-    found = read(from_path(Path("scripts/run.sh"), None, {}), 1).job
-    assert (found["lora_rank"], found["sequence_length"], found["micro_batch_size"]) == (16, 512, 3)
-    found = read(from_path(Path("scripts/run.sh"), None, {"BATCH": "5"}), 1).job
-    assert found["micro_batch_size"] == 5
+    answer = read(from_path(Path("scripts/run.sh"), None, {}), 1).job
+    assert (answer["lora_rank"], answer["sequence_length"], answer["micro_batch_size"]) == (16, 512, 3)
+    answer = read(from_path(Path("scripts/run.sh"), None, {"BATCH": "5"}), 1).job
+    assert answer["micro_batch_size"] == 5
     Path("scripts/env.sh").unlink()
     with pytest.raises(ConfigError, match="is not known without running"):
         read(from_path(Path("scripts/run.sh"), None, {}), 1)
