@@ -114,6 +114,11 @@ def test_settings_by_helpers_of_the_project(project: Path) -> None:
     assert (longer["lora_rank"], longer["sequence_length"], longer["micro_batch_size"]) == (32, 1024, 2)
 
 
+def test_a_script_that_is_started_as_a_module(project: Path) -> None:
+    command = ["python", "-m", "scripts.train", "--config", "configs/longer.yaml"]
+    assert read(from_words(command, None, {}), 1).job["lora_rank"] == 32
+
+
 def test_the_files_are_named(project: Path) -> None:
     notes = from_path(Path("scripts/train.py"), None, {}).source.notes
     assert [(note.text, note.place) for note in notes] == [
