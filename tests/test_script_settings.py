@@ -114,6 +114,11 @@ def test_settings_by_helpers_of_the_project(project: Path) -> None:
     assert (longer["lora_rank"], longer["sequence_length"], longer["micro_batch_size"]) == (32, 1024, 2)
 
 
+def test_a_script_that_is_started_as_a_module(project: Path) -> None:
+    command = ["python", "-m", "scripts.train", "--config", "configs/longer.yaml"]
+    assert read(from_words(command, None, {}), 1).job["lora_rank"] == 32
+
+
 def test_the_files_are_named(project: Path) -> None:
     notes = from_path(Path("scripts/train.py"), None, {}).source.notes
     assert [(note.text, note.place) for note in notes] == [
@@ -247,10 +252,10 @@ swift sft --model "$MODEL" --dataset d --tuner_type lora --torch_dtype bfloat16 
 def test_values_of_a_sourced_file(project: Path) -> None:
     Path("scripts/env.sh").write_text(ENVIRONMENT)
     Path("scripts/run.sh").write_text(SHELL)
-    found = read(from_path(Path("scripts/run.sh"), None, {}), 1).job
-    assert (found["lora_rank"], found["sequence_length"], found["micro_batch_size"]) == (16, 512, 3)
-    found = read(from_path(Path("scripts/run.sh"), None, {"BATCH": "5"}), 1).job
-    assert found["micro_batch_size"] == 5
+    answer = read(from_path(Path("scripts/run.sh"), None, {}), 1).job
+    assert (answer["lora_rank"], answer["sequence_length"], answer["micro_batch_size"]) == (16, 512, 3)
+    answer = read(from_path(Path("scripts/run.sh"), None, {"BATCH": "5"}), 1).job
+    assert answer["micro_batch_size"] == 5
     Path("scripts/env.sh").unlink()
     with pytest.raises(ConfigError, match="is not known without running"):
         read(from_path(Path("scripts/run.sh"), None, {}), 1)

@@ -34,6 +34,8 @@ from vramplan.inputs.gpu import Gpu
 MARKED = 1000
 """What a script's own flags weigh against the length of its path."""
 
+MODULE_FLAGS = {"-m", "--module"}
+"""Flags of launchers behind which a module stands in a script's place."""
 LEARNS = frozenset(
     {
         "num_train_epochs", "learning_rate", "deepspeed", "gradient_accumulation_steps", "max_steps", "fsdp",
@@ -69,6 +71,8 @@ def from_command(
         if start in other.unread_commands:
             raise UnsupportedError(f"{where}: {' '.join(start)}: {other.unread_commands[start]} is not read yet")
     program, name, rest = _match_command(words, folder)
+    if name is None and MODULE_FLAGS & set(command.words) and beside(_as_path(words[0]), folder) is not None:
+        words = rest = [_as_path(words[0]), *words[1:]]
     if name is None:
         refuse_unread_program(words, where)
     if program is not None and program.unread and framework is None:

@@ -29,14 +29,14 @@ def starting(where: str) -> list[str]:
     path = Path(where)
     if not path.is_file():
         return []
-    found: list[str] = []
+    scripts: list[str] = []
     for number, file in enumerate(_files(project_of(path.parent), SHELL)):
         if number >= MOST_FILES:
             break
         lines = _text(file).replace("\\\n", " ").splitlines()
         if any(path.name in line and STARTS.search(line) for line in lines if not line.lstrip().startswith("#")):
-            found.append(os.path.relpath(file))
-    return found[:MOST_SHOWN]
+            scripts.append(os.path.relpath(file))
+    return scripts[:MOST_SHOWN]
 
 
 def importing(where: str) -> list[str]:
@@ -47,14 +47,14 @@ def importing(where: str) -> list[str]:
     stem = re.escape(path.stem)
     forms = (rf"from +[\w.]*\b{stem} +import", rf"import +[\w.]*\b{stem}\b", rf"from +[\w.]+ +import .*\b{stem}\b")
     pattern = re.compile(rf"^ *({'|'.join(forms)})", re.MULTILINE)
-    found: list[tuple[bool, str]] = []
+    scripts: list[tuple[bool, str]] = []
     for number, file in enumerate(_files(project_of(path.parent), (".py",))):
         if number >= MOST_FILES:
             break
         text = _text(file)
         if pattern.search(text) and file.resolve() != path.resolve():
-            found.append(("__main__" not in text, os.path.relpath(file)))
-    return [name for _, name in sorted(found)][:MOST_SHOWN]
+            scripts.append(("__main__" not in text, os.path.relpath(file)))
+    return [name for _, name in sorted(scripts)][:MOST_SHOWN]
 
 
 def _text(file: Path) -> str:

@@ -290,7 +290,7 @@ class CommandLine(Classes):
             if things[number] is None:
                 flags = None if rest is None else rest | own[number]
                 things[number] = self._library_arguments(cls, flags, node)
-        if method in ("parse_args_and_config",) and len(things) == 1:
+        if method == "parse" and len(things) == 1:
             return things[0]
         return tuple(things)
 

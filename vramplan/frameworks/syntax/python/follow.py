@@ -46,7 +46,7 @@ class Follower(Calls):
         commands = {function.node: function for function in self.commands.values()}
         functions = [value for value in self.at(self.main).slots.values() if isinstance(value, Function)]
         waiting = [one for one in functions if one.node not in self.reached and _is_entry(one, commands)]
-        if len(waiting) == 1 and waiting[0].node in commands:
+        if len(waiting) == 1 and waiting[0].node in commands and not waiting[0].options:
             self.run_with_flags(commands[waiting[0].node], waiting[0].node)
         elif len(waiting) == 1:
             self.follow(waiting[0], [], {}, waiting[0].node)
