@@ -38,6 +38,10 @@ def cases() -> Iterator[dict[str, Any]]:
     yield case(TASKS, WIDE, {**CLASSIFIER, "zero": {"overlap_comm": True}})
     yield case(TRL, UNTIED, {**FSDP1, "loss": "chunked", "method": "full", "dtype": "fp32"})
     yield case(TRL, UNTIED, {**FSDP1, "loss": "chunked", "method": "full"})
+    yield case(TRL, UNTIED, {**FSDP1, "loss": "chunked", "method": "full", "dtype": "fp32", "offload": "all"})
+    flat = {"fsdp": {"version": 1, "use_orig_params": False}}
+    yield case(TRL, UNTIED, {**FSDP1, "loss": "chunked", "method": "lora", **flat})
+    yield case(TRL, UNTIED, {**FSDP1, "loss": "chunked", "method": "lora", **flat, "offload": "all"})
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from vramplan.memory.allocator import UNLIMITED
 from vramplan.memory.summarize import replayer
 
 RECORDED = recorded()
-ALLOCATED, RESERVED = 0.0015, 0.014
+ALLOCATED, RESERVED = 0.007, 0.0015
 
 
 def name_of(row: dict[str, Any]) -> str:

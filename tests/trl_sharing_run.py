@@ -56,7 +56,11 @@ def sharing(job: Job, model_type: str) -> dict[str, Any]:
         return {"deepspeed": deepspeed_settings(job)}
     if job.strategy == "ddp":
         return {}
-    first = {"reshard_after_forward": "full_shard", "backward_prefetch": "no_prefetch"}
+    first = {
+        "reshard_after_forward": "full_shard",
+        "backward_prefetch": "no_prefetch",
+        "use_orig_params": job.fsdp.use_orig_params,
+    }
     whole = first if job.fsdp.version == 1 else {"reshard_after_forward": job.fsdp.reshard_after_forward}
     settings = {"version": job.fsdp.version, "transformer_layer_cls_to_wrap": [LAYER_CLASSES[model_type]], **whole}
     offload = " offload" if job.offload == "all" else ""

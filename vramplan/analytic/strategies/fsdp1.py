@@ -12,59 +12,15 @@ from typing import TYPE_CHECKING
 
 from vramplan.analytic.architectures.vision_tower import TOWER
 from vramplan.analytic.layer_folding import UnfoldedSection
-from vramplan.analytic.strategies.fsdp import CAST, GATHER, REDUCE, Sharded, gathered_dtype, stored
-from vramplan.analytic.strategies.fsdp1_loading import LoadedUnit
+from vramplan.analytic.strategies.fsdp import Sharded, stored
+from vramplan.analytic.strategies.fsdp1_unit import Unit
 from vramplan.analytic.strategies.stored_weights import divided
-from vramplan.memory.optimizer_steps import Weight
+from vramplan.analytic.unfolded_step import buffers_of
 from vramplan.memory.recorder import Recorder
 from vramplan.memory.timeline import Mark, Storage
-from vramplan.units import DTYPE_BYTES, ceil_div, round_up
 
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
-
-ALIGNMENT_BYTES = 16
-"""Of each weight within the flat one, with ``use_orig_params`` (_flat_param.py: _get_aligned_numel)."""
-
-
-class Unit:
-    """One flat weight, of trainable or of frozen weights."""
-
-    def __init__(
-        self,
-        name: str,
-        members: list[Placed],
-        weights: list[Weight],
-        cards: int,
-        loaded: str,
-        reduced: str | None = None,
-    ) -> None:
-        self.members = members
-        first, stored = members[0].parameter, weights[0].dtype
-        used, self.trains = gathered_dtype(first, weights[0]), first.trains
-        align, count = ALIGNMENT_BYTES // DTYPE_BYTES[used], 0
-        for weight in weights:
-            count = round_up(count, align) + weight.num_elements
-        own, is_cast, alone = ceil_div(count, cards), stored != used, cards == 1
-        size = DTYPE_BYTES[used]
-        self.cast = Storage(
-            own * size if is_cast and not alone else 0, "communication", f"{name}: own part, cast", stream=CAST
-        )
-        whole = 0 if alone and not is_cast else own * cards * size  # NO_SHARD uses weights as they are, or a cast copy
-        self.whole = Storage(whole, "communication", f"{name}: gathered weights", stream=CAST if alone else GATHER)
-        self.flat = Storage(own * cards * size, "gradient", f"{name}: gradients of the whole unit")
-        reduced_size = DTYPE_BYTES[reduced or used]
-        self.to_reduce = Storage(
-            own * cards * reduced_size if reduced not in (None, used) and not alone else 0,
-            "communication",
-            f"{name}: gradients of the whole unit, cast to be reduced",
-            stream=REDUCE,
-        )
-        self.reduced = Storage(own * reduced_size, "communication", f"{name}: reduced gradients", stream=REDUCE)
-        self.gradient = Storage(own * DTYPE_BYTES[stored], "gradient", f"{name} gradients", "own part", stream=REDUCE)
-        self.part = Weight(name, (own,), stored)
-        self.from_host = Storage(self.part.num_bytes, "communication", f"{name}: own part from the host", stream=CAST)
-        self.loading = LoadedUnit(name, own, cards, (loaded, stored, used))
 
 
 class Fsdp1(Sharded):
@@ -101,6 +57,8 @@ class Fsdp1(Sharded):
         """Gradients that wait for the last micro-step."""
         self.own: set[Unit] = set()
         """Units with a reduced gradient, to which those of further micro-batches are added."""
+        self.sent_gradients: list[int] = []
+        """Reduced gradients whose copies the host has."""
         self.has_begun = False
         """Whether a forward has begun."""
         self.dropped: int | None = None
@@ -139,7 +97,10 @@ class Fsdp1(Sharded):
             for storage in one.storages(self.loaded_dtype(one))[:1]
         ]
         numbers = self.record.allocate_all(weights)
-        part = unit.loading.divide(self.record, [weight.num_bytes for weight in weights])
+        sent = [*weights]
+        if unit.members[0].layer is None and unit.loading.dtype == "fp32":  # buffers share buckets with their dtype
+            sent = buffers_of(self.step.setting) + sent
+        part = unit.loading.divide(self.record, [one.num_bytes for one in sent])
         self.record.free_all(numbers)
         self.leave(unit.members)
         if self.offloads:
@@ -280,9 +241,26 @@ class Fsdp1(Sharded):
             record.free_all(cast)
             record.free(self.flat.pop(unit))
 
+    def keep(self, gradient: Storage) -> None:
+        """Keep a reduced gradient; one that the host gets, too, until backward ends (``_saved_grad_shard``)."""
+        if not self.offloads:
+            super().keep(gradient)
+            return
+        self.send("to_host", gradient.num_bytes, hidden=True)
+        self.sent_gradients.append(self.record.allocate(gradient))
+
+    def backward_ends(self) -> None:
+        super().backward_ends()
+        self.record.free_all(self.sent_gradients)
+        self.sent_gradients.clear()
+
     def optimize(self, first: bool) -> None:
         """Update the own parts."""
-        parts = [unit.part for unit in self.all_units if unit.trains]
+        units = [unit for unit in self.all_units if unit.trains]
+        parts = [unit.part for unit in units]
+        if self.job.fsdp.use_orig_params and not self.is_alone and not self.offloads:
+            views = {one: weight for unit in units for one, weight in unit.views(self.gpu).items()}
+            parts = [views[one] for one in self.own_weights() if one in views]
         if self.offloads:
             self.sent.updated_on_host += sum(part.num_elements for part in parts)
             return

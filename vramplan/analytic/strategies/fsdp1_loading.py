@@ -49,7 +49,7 @@ class LoadedUnit:
 
     def __init__(self, name: str, own: int, cards: int, dtypes: tuple[str, str, str]) -> None:
         """Of `own` elements on each of so many GPUs, in these dtypes: loaded, stored, and used."""
-        self.name, self.is_alone = name, cards == 1
+        self.name, self.dtype, self.is_alone = name, dtypes[0], cards == 1
         loaded, stored, used = (own * DTYPE_BYTES[dtype] for dtype in dtypes)
         self.part = Storage(loaded, "parameter", name, f"{own} {dtypes[0]}, own part")
         self.flat = Storage(loaded * cards, "temporary", f"{name}: flat weights, before they are divided")
