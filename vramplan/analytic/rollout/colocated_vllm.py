@@ -107,7 +107,8 @@ class VllmRollout:
         record.free_all(gathered)
         moved, kinds, copied = self._moved(record)
         record.free_all(moved)
-        if self.job.rollout_offload != "none" or swift_sync.sends_by_swift(self.job):
+        wakes = vllm.sleeps(self.job) and swift_sync.sends_by_swift(self.job)
+        if self.job.rollout_offload != "none" or wakes:
             record.empty_cache()
         if vllm.sleeps(self.job):
             woken.append(record.allocate(self.rest))
