@@ -7,6 +7,7 @@ It needs what `tests.swift_runs` needs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ OF_LLAMA: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     (OFF, {"kl_in_reward": True, "advantage_estimator": "reinforce_plus_plus"}),
 )
 """A job on Llama, and ms-swift's settings."""
+OLDER = "ms-swift 4.3.2"
+"""A version before 4.4; its runs need its package before others in PYTHONPATH."""
 ROW: dict[str, Any] = {"batches": "packed", "attention": "flash"}
 """padding_free."""
 IN_ONE_ROW: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -66,6 +69,16 @@ IN_ONE_ROW: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({"micro_batch_size": 3, "num_generations": 3, "prompt_length": 128, "entropy_graph": True}, {"log_entropy": True}),
 )
 """The same in one row."""
+OF_OLDER: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({**OFF, "loss": "standard"}, {}),
+    ({**FULL, **MODEL, "loss": "standard", "gradient_accumulation_steps": 2, "autocast": "none"}, {}),
+    (ROW, {}),
+    (
+        {**ROW, "micro_batch_size": 3, "num_generations": 3, "prompt_length": 128, "entropy_graph": True},
+        {"log_entropy": True},
+    ),
+)
+"""The same before 4.4: by TRL's function, or in one row."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -81,6 +94,8 @@ def cases() -> Iterator[dict[str, Any]]:
         yield case("llama-3.2-1b", {LAYERS: 6}, job, options)
     for job, options in IN_ONE_ROW:
         yield case("llama-3.2-1b", {LAYERS: 6}, {**job, **ROW}, options)
+    for job, options in OF_OLDER:
+        yield {"trl": OLDER, **case("llama-3.2-1b", {LAYERS: 6}, job, options)}
     yield case("qwen2.5-7b", {}, {**FULL, **MODEL, "sequence_length": 2048, "prompt_length": 512}, {})
 
 
@@ -98,7 +113,9 @@ def main() -> int:
         traced = SwiftGrpoRun(model_of(row), job, card_of(GPU), "grpo", job.prompt_length or 0, **row["options"])
         return traced.go()
 
-    add_missing(RUNS, ({"trl": VERSION, **case} for case in cases()), run)
+    version = OLDER if find_spec("swift.rl_core") is None else VERSION
+    every = ({"trl": VERSION, **case} for case in cases())
+    add_missing(RUNS, (case for case in every if case["trl"] == version), run)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -48,6 +49,10 @@ class LengthAnswers(Answers):
         return super().answer(func, args, module)
 
 
+def _no_engine(*_: Any, **__: Any) -> None:
+    """Nothing generates."""
+
+
 def _has_rewards(trainer: Any, *_: Any) -> None:
     trainer.reward_funcs = [None]
 
@@ -76,8 +81,9 @@ class SwiftGrpo(Setup):
         }
         template = _template(words, "causal_lm", self.job.batches == "packed")
         template.truncation_strategy = "left"
+        older = find_spec("swift.rl_core") is None
         nothing = {
-            "swift.rlhf_trainers.rollout_mixin.TransformersEngine": lambda *_, **__: None,
+            f"swift.rlhf_trainers.{'grpo_trainer' if older else 'rollout_mixin'}.TransformersEngine": _no_engine,
             f"{GRPOTrainer.__module__}.GRPOTrainer._prepare_rewards": _has_rewards,
         }
         with ExitStack() as stack:
@@ -111,7 +117,9 @@ class SwiftGrpo(Setup):
         return made | ({"ref_per_token_logps": torch.zeros(rows, new)} if self.job.reference else {})
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch as the trainer keeps it."""
+        """The batch as the trainer keeps it: before 4.4 in one dictionary."""
+        if find_spec("swift.rl_core") is None:
+            return {**batch, "logits_to_keep": kept_tokens(self.job)}
         from swift.rl_core.data import GRPOBatch
 
         names = of_model(self.job)
@@ -151,10 +159,9 @@ class SwiftGrpoRun(ScoringRun):
                 if adapters:
                     one.set_adapter(adapters)
                 with disable_gradient_checkpointing(one, trainer.args.gradient_checkpointing_kwargs):
-                    found = trainer._get_per_token_logps_and_entropies(
-                        one, dict(batch["model_inputs"]), batch["grpo_batch"]
-                    )
-        del found, batch
+                    parts = (dict(batch["model_inputs"]), batch["grpo_batch"]) if "grpo_batch" in batch else (batch,)
+                    found = trainer._get_per_token_logps_and_entropies(one, *parts)
+        del found, batch, parts
         if sets:
             trainer.model.set_adapter("default")
         self.scores = False

@@ -22,6 +22,8 @@ STUDENT, TEACHER = "smollm2-135m", "HuggingFaceTB/SmolLM2-360M"
 SHARED: dict[str, Any] = {"num_gpus": 2, **STRATEGIES["zero3"], "reentrant": True}
 GRPO: dict[str, Any] = {"task": "grpo", "importance_sampling": True, "zero": {"prefetch_bucket_size": 0}}
 """Without prefetching, which GRPOConfig sets under ZeRO-3 (rlhf_trainers/arguments.py)."""
+BESIDE: dict[str, Any] = {"generate_with": "vllm_sleep", "rollout_offload": "all", "vllm_share": 0.05}
+"""vLLM beside the training, which takes no memory in these runs, while the model waits in host memory."""
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -53,6 +55,8 @@ def _sent() -> Iterator[dict[str, Any]]:
     for (model, config), job in (
         (small, {**waits, "method": "full", "reference": "model"}),
         (large, {**waits, "method": "lora"}),
+        (small, {**waits, **BESIDE, "method": "full", "reference": "model"}),
+        (large, {**waits, **BESIDE, "method": "lora"}),
         (large, {**own, **SHARED, "method": "full", "vllm_sync_parts": 3}),
         (large, {**own, **STRATEGIES["zero2"], "method": "lora", "reentrant": True}),
         (small, {**own, **STRATEGIES["zero2"], "method": "full", "offload": "optimizer", "reentrant": True}),

@@ -268,6 +268,9 @@ class SimulatedRun:
                         one.record(record, known)
                         if generates:
                             share.generation_ends()
+                        if isinstance(one, VllmRollout) and any(one.back):
+                            for model in filter(None, (share, reference)):
+                                model.shares_come_back()
                     if step == number == 0 and critic is not None:
                         record.allocate_all(critic.states)
                     if self.step.job.verl.in_host_memory:

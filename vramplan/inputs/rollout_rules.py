@@ -229,12 +229,6 @@ ROLLOUT_RULES = (
         "{offload} with {task} is modelled in ms-swift alone, with vLLM; use {offload=optimizer}",
     ),
     Rule(
-        lambda job: generates(job) and job.offload == "all" and job.rollout_offload in ("model", "all"),
-        UNSUPPORTED,
-        "{rollout_offload} with {offload}: ms-swift brings weights that were on the host onto the GPUs behind each"
-        " generation, which is not modelled; use {rollout_offload=none}",
-    ),
-    Rule(
         lambda job: job.runs_verl and (job.loop != "plain" or job.strategy != "fsdp"),
         UNSUPPORTED,
         "{loss} with {task} is verl's actor under FSDP alone; use {strategy=fsdp} {loop=plain}",

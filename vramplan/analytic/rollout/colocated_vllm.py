@@ -76,6 +76,7 @@ class VllmRollout:
         self.job = step.job
         self.gathered = Storage(_gathered_bytes(step), "communication", "weights gathered for generation")
         self.own = Storage(swift_sync.own_bytes(step), "communication", "own shares from the host")
+        self.back = swift_sync.brought_back(step)
         self.joined = Storage(swift_sync.joined_bytes(step), "communication", "weights joined for vLLM's server")
         self.chunks = _packed(step) if packs_weights(self.job) else []
         self.holds = self.job.shards_weights and not self.gathers_all(self.job)
@@ -95,14 +96,19 @@ class VllmRollout:
         if vllm.sleeps(self.job):
             record.empty_cache()
             woken += [record.allocate(one) for one in self.weights]
-        own = [record.allocate(self.own)] if self.own.num_bytes else []
+        others_back = self.back[1]
+        there = bool(others_back) and any(
+            record.kinds[record.kind_of[number]] in others_back for number in _live(record)
+        )
+        own = [record.allocate(self.own)] if self.own.num_bytes and not there else []
         gathered = [record.allocate(self.gathered)] if self.gathered.num_bytes else []
         record.free_all(own)
         self._send(record)
         record.free_all(gathered)
         moved, kinds, copied = self._moved(record)
         record.free_all(moved)
-        if self.job.rollout_offload != "none" or swift_sync.sends_by_swift(self.job):
+        wakes = vllm.sleeps(self.job) and swift_sync.sends_by_swift(self.job)
+        if self.job.rollout_offload != "none" or wakes:
             record.empty_cache()
         if vllm.sleeps(self.job):
             woken.append(record.allocate(self.rest))
@@ -116,7 +122,7 @@ class VllmRollout:
         """Whether another generation takes as much."""
         return all(
             getattr(self, name) == getattr(other, name)
-            for name in ("gathered", "own", "joined", "chunks", "holds", "delta", "weights", "rest", "others")
+            for name in ("gathered", "own", "back", "joined", "chunks", "holds", "delta", "weights", "rest", "others")
         )
 
     @staticmethod
@@ -179,7 +185,8 @@ class VllmRollout:
             else:
                 moved.append(number)
                 kinds.append(kind)
-        return moved, kinds, copied
+        trained, others = self.back
+        return moved, kinds if others and others[0] in kinds else [*kinds, *others], [*copied, *trained]
 
 
 def _live(record: Recorder) -> list[int]:

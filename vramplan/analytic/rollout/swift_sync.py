@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vramplan.inputs.job import Job
+from vramplan.memory.timeline import Storage
 from vramplan.units import ceil_div
 
 if TYPE_CHECKING:
     from vramplan.analytic.unfolded_step import Placed, Step
 
+BACK = "own shares from the host, brought back behind a generation"
 JOINED_BYTES = 512 << 20
 """Size of a buffer of joined weights, which a larger weight exceeds (SWIFT_UPDATE_WEIGHTS_BUCKET_SIZE)."""
 
@@ -43,6 +45,28 @@ def own_bytes(step: Step) -> int:
     if job.offload != "all" or job.strategy != "zero3" or job.num_gpus == 1:
         return 0
     return max(sum(ceil_div(size, job.num_gpus) for size in _sizes(part)) for part in _parts(step))
+
+
+def brought_back(step: Step) -> tuple[list[Storage], list[Storage]]:
+    """A GPU's own shares that the host has and that come onto the GPU behind a generation: (trained weights, others).
+
+    offload_model moves what is on the GPU to the host, buffers at least, then brings all back (rollout_mixin.py:
+    load_model).
+    The optimizer's step makes those that train parts of the host's again.
+    """
+    job = step.job
+    if job.offload != "all" or job.strategy != "zero3" or job.rollout_offload not in ("model", "all"):
+        return [], []
+    found: list[list[Storage]] = []
+    for trains in (True, False):
+        part = [one for one in step.placed if one.parameter.trains == trains]
+        size = sum(ceil_div(one, job.num_gpus) for one in _sizes(part))
+        found.append([Storage(size, "parameter", BACK, "of weights that train" if trains else "")] if size else [])
+    trained, others = found
+    if job.loads_reference:
+        size = sum(ceil_div(one, job.num_gpus) for one in _sizes(step.second_placed))
+        others.append(Storage(size, "parameter", f"reference's {BACK}"))
+    return trained, others
 
 
 def joined_bytes(step: Step) -> int:

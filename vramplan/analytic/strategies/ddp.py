@@ -207,6 +207,9 @@ class Strategy:
     def generation_begins(self) -> None:
         """Begin a generation by transformers."""
 
+    def shares_come_back(self) -> None:
+        """What the host has of the weights is on the GPU too from now on, until the optimizer's step."""
+
     def generation_ends(self) -> None:
         """End a generation by transformers."""
 

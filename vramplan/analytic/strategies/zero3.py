@@ -238,6 +238,9 @@ class ZeroStage3(ZeroStage):
             yield
         self.modules, self.scores, self.by_engine = own, None, True
 
+    def shares_come_back(self) -> None:
+        self.coordinator.from_host = False
+
     def generation_ends(self) -> None:
         """Forget the order of the modules, whose hooks TRL takes off to generate (trl 1.16, models/utils.py)."""
         self.coordinator.forget()
@@ -334,6 +337,8 @@ class ZeroStage3(ZeroStage):
     def optimize(self, first: bool) -> None:
         """Update the own part, a sub-group at a time; then gather small weights again."""
         self.coordinator.release_all(self.weights)
+        if self.job.method == "full":  # frozen weights stay
+            self.coordinator.from_host = self.waits_on_host
         if self.job.offload != "none":
             self.sent.updated_on_host += sum(self.parts)
             if self.job.offload == "optimizer":
