@@ -151,7 +151,8 @@ def on_a_larger_gpu(replayed: Callable[[int], Replay], refused_bytes: int) -> Re
 
 def evaluation_peak(timeline: Timeline, evaluation_bytes: int) -> int:
     """Allocated peak in bytes of an evaluation between two steps: what outlives a step, plus its forward."""
-    return timeline.live_bytes()[-1] + evaluation_bytes
+    sizes = timeline.kinds.sizes
+    return sum(sizes[kind] for kind in timeline.live_at(len(timeline.events) - 1)) + evaluation_bytes
 
 
 def phase_at(timeline: Timeline, index: int) -> str:
