@@ -88,7 +88,7 @@ class Referee:
             path.parent.mkdir()
             path.write_text(script)
             (Path(work) / "empty").mkdir()
-            limits = "ulimit -t 5 -v 2000000 -f 20000; exec bash ../script/run.sh"
+            limits = "ulimit -t 1 -v 2000000 -f 20000; exec bash ../script/run.sh"
             with open(Path(work) / "out", "wb") as out:
                 process = subprocess.Popen(
                     [*self.command, "-c", limits], cwd=Path(work) / "empty", stdin=subprocess.DEVNULL, stdout=out,
