@@ -16,8 +16,8 @@ from vramplan.errors import ConfigError, UnsupportedError
 
 RECORDED = recorded()
 WORST, TOO_MUCH = 0.002, 0.034
-"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted, and never needs more
-for. Padded rows had no padding in the run that attention would take out."""
+"""Of phases, and of weights on their way to vLLM, which verl sends in another order than is counted, and needs no more.
+Padded rows had no padding in the run that attention would take out."""
 QWEN = f"{MODEL}.path=Qwen/Qwen2.5-VL-3B-Instruct"
 SHARDED = (QWEN, f"{ACTOR}.strategy=fsdp2", "data.max_prompt_length=1024")
 
