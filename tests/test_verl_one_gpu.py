@@ -54,7 +54,9 @@ def test_adapters_are_taken_out_without_gathering() -> None:
     }
     lora |= {"vllm_share": 0.3, "verl": {"bucket_mib": 1}}
     alone_bytes, shared = (alone(num_gpus=cards, **lora).phases["generation"] for cards in (1, 2))
-    assert alone_bytes - shared == pytest.approx(WEIGHTS * 2 / 2 - 2 * WEIGHTS, rel=0.05)
+    of_layers = WEIGHTS - 151_936 * 896  # own parts in bf16, which two GPUs copy beside one whole weight
+    copied = of_layers * 2 / 2 + 2 * 4864 * 896
+    assert alone_bytes - shared == pytest.approx(WEIGHTS * 2 / 2 - 2 * WEIGHTS - copied, rel=0.05)
 
 
 def test_the_answer_says_that_it_was_not_compared() -> None:

@@ -51,13 +51,28 @@ def _sent_by_verl(step: Step) -> RolloutPhase:
         sent = range(2, len(kinds))
         events = [0, 1, ~0, *sent, *(~number for number in sent), ~1]
     else:
-        size = layer if job.verl.layered_summon or alone else whole
-        kinds, events = (
-            [Storage(size, "communication", "weights gathered to take adapters out"), bucket],
-            [0, ~0, 1, ~1],
-        )
+        by_layer = job.verl.layered_summon or alone
+        taken = [Storage(layer if by_layer else whole, "communication", "weights gathered to take adapters out")]
+        taken += [] if by_layer else _copied_of_layers(step)
+        kinds, numbers = [*taken, bucket], range(len(taken))
+        events = [*numbers, *(~number for number in numbers), len(taken), ~len(taken)]
     number = len(kinds)
     events = [number, *events, ~number] if awake else events
     kinds = [*kinds, *awake, EMPTY_CACHE]
     last = len(kinds) - 1
     return RolloutPhase("generation", kinds, array("i", range(len(kinds))), array("i", [*events, last, ~last]), needs)
+
+
+def _copied_of_layers(step: Step) -> list[Storage]:
+    """What a state dict of all layers copies while adapters are taken out: own parts, and one weight whole at a time.
+
+    The state dict is that of PEFT's model, inside of the root, whose weights are not copied (utils/fsdp_utils.py:
+    collect_lora_params; peft, get_peft_model_state_dict).
+    """
+    job = step.job
+    sizes = [one.parameter.num_elements * DTYPE_BYTES[job.dtype] for one in step.placed if one.layer is not None]
+    own = ceil_div(sum(sizes), job.num_gpus // job.fsdp.replicas)
+    return [
+        Storage(own, "communication", "state dict: own parts of layers"),
+        Storage(max(sizes, default=0), "communication", "state dict: a whole weight"),
+    ]
