@@ -37,12 +37,11 @@ from vramplan.analytic.autograd.graph import (
     TakenGradient,
     Tensor,
     count_dependencies,
-    detached,
     leaf,
 )
-from vramplan.analytic.autograd.offload import Offload, Packed
 from vramplan.analytic.autograd.reference_counts import base_holders, holders
 from vramplan.analytic.autograd.repeated_experts import RepeatedExperts
+from vramplan.analytic.autograd.saved_tensors import SavedTensors
 from vramplan.step_time.kernels import ELEMENTWISE, MATMUL, Kernel
 from vramplan.units import DTYPE_BYTES
 
@@ -91,10 +90,8 @@ class Tape:
         """How often a forward runs that is simulated once, by its number."""
         self.card = 0
         """Index of the GPU that ops allocate on."""
-        self.phase = ""
-        self.module = ""
-        self.grad_enabled = True
-        self.training = True
+        self.phase = self.module = ""
+        self.grad_enabled = self.training = True
         self.drops = True
         """Whether dropout modules drop anything in training."""
         self.reentrant = False
@@ -113,8 +110,7 @@ class Tape:
         self.alone_view = base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
         """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
-        self.offload: Offload | None = None
-        """Where saved tensors wait in host memory."""
+        self.saves = SavedTensors()
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
@@ -206,10 +202,7 @@ class Tape:
         frame = self.frame
         for tensor in tensors:
             if frame is None:
-                if self.offload is None:
-                    node.saved.append(tensor.storage)
-                else:
-                    self.offload.save(node, tensor)
+                self.saves.save(node, tensor)
                 if isinstance(tensor.storage, LiveStorage):
                     self.kept.update(tensor.storage.ids)
             elif self.recomputing is frame:
@@ -238,11 +231,8 @@ class Tape:
             return function(*inputs)
         if self.reentrant:
             return self._checkpoint_reentrant(function, inputs)
-        saved = inputs if self.offload is None else tuple(map(self.offload.pack, inputs))
-        frame = CheckpointFrame(function, saved, self.autocast)
-        for tensor in inputs:
-            if isinstance(tensor.storage, LiveStorage):
-                self.kept.update(tensor.storage.ids)
+        frame = CheckpointFrame(function, tuple(map(self.saves.pack, inputs)), self.autocast)
+        self.keep(*inputs)
         outer, self.frame = self.frame, frame
         try:
             return function(*inputs)
@@ -288,18 +278,11 @@ class Tape:
         outer_backward, self.in_backward = self.in_backward, False
         try:
             with self.autocasting(frame.autocast):
-                frame.function(*(self._again(tensor, node) for tensor in frame.inputs))
+                frame.function(*(self.saves.again(tensor, node) for tensor in frame.inputs))
         except StopRecompute:
             pass
         finally:
             self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
-
-    def _again(self, saved: Tensor | Packed, node: Node) -> Tensor:
-        """An input of a recomputed graph, which a node asks for."""
-        if isinstance(saved, Tensor):
-            return detached(saved)
-        assert self.offload is not None
-        return self.offload.unpacked(saved, node)
 
     def backward(self, phase: str, loss: Tensor) -> None:
         """Run the backward pass from `loss`, section by section."""
@@ -311,8 +294,7 @@ class Tape:
         self.run = 0
         self.enter(phase, None)
         self.leaves.clear()
-        if self.offload is not None:
-            self.offload.end()
+        self.saves.end()
         del seed
         self.in_backward, self.card = False, 0
 
@@ -374,8 +356,7 @@ class Tape:
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: incoming gradients and saved tensors are freed after the outputs exist."""
         self.module, self.card = node.module, node.card
-        if self.offload is not None:
-            node.saved += [self.offload.unpack(one, node) for one in node.packed]
+        self.saves.bring_back(node)
         frame = node.frame
         if frame is not None and node.slots:
             if frame.slots is None:
@@ -394,8 +375,7 @@ class Tape:
         outputs = node.backward(*grads)
         self.applied()
         self.unpacked = None
-        if self.offload is not None:
-            self.offload.has_run(node)
+        self.saves.has_run(node)
         grads.clear()
         node.saved.clear()
         node.frame = None
@@ -494,15 +474,6 @@ class Tape:
         finally:
             self.training = outer
             self.parameters, self.second_parameters = self.second_parameters, self.parameters
-
-    @contextmanager
-    def offloading(self) -> Iterator[None]:
-        """Context in which saved tensors wait in host memory, if they do at all."""
-        if self.offload is not None:
-            self.offload.is_on = self.grad_enabled
-        yield
-        if self.offload is not None:
-            self.offload.is_on = False
 
     @contextmanager
     def on(self, card: int) -> Iterator[None]:
