@@ -141,6 +141,12 @@ def test_a_search_proposes_no_accumulation_with_an_optimizer_in_backward() -> No
     assert [(plan.micro_batch_size, plan.gradient_accumulation_steps) for plan in found.plans] == [(8, 1)]
 
 
+def test_states_in_managed_memory_are_named() -> None:
+    words = ["tune", "run", *ALONE_8B.split()]
+    assumptions = check(words, "rtx4090", sequence_length=1024).estimate.assumptions
+    assert any("about 14.96 GiB of optimizer states are managed memory" in text for text in assumptions)
+
+
 @pytest.mark.parametrize(
     ("saves", "length", "least"),
     [("optimizer_in_bwd", 512, 3 << 30), ("enable_activation_offloading", 4096, 1 << 30)],

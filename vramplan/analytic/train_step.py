@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import LayerSection, Tensor
-from vramplan.analytic.autograd.offload import Offload
+from vramplan.analytic.autograd.saved_tensors import OffloadedTensors
 from vramplan.analytic.autograd.tape import Tape
 from vramplan.analytic.batch import Batch, as_handed, forward_pass, make_batch
 from vramplan.analytic.layers.modules import Modules
@@ -24,7 +24,8 @@ def new_modules(setting: StepSpec) -> Modules:
     job = setting.job
     net.tape.reentrant = job.reentrant
     net.norms_in_fp32 = net.of_torchtune = job.layers_of == "torchtune"
-    net.tape.offload = Offload(net.tape) if job.offloads_activations else None
+    if job.offloads_activations:
+        net.tape.saves = OffloadedTensors(net.tape)
     net.tape.drops = not drops_nothing(job)
     net.tape.holds_leaves = job.strategy == "fsdp" and job.fsdp.checkpoint_wraps_fsdp and job.method != "full"
     return net
@@ -52,6 +53,17 @@ def may_repeat(job: Job) -> bool:
     return job.loop == "trainer" and not carries and not scales and not job.strategy.startswith("zero")
 
 
+def hooks_take_gradients(job: Job, is_last: bool) -> bool:
+    """Whether hooks take each gradient as backward produces it, in a step's last micro-batch or before.
+
+    They are DeepSpeed's, or those of an optimizer in backward. At stage 1 they do if reduction overlaps, and only in
+    the last (0.19, runtime/zero/stage_1_and_2.py: process_gradients, reduce_ready_partitions_and_remove_grads).
+    """
+    if job.strategy in ("zero2", "zero3") or (job.optimizer_in_backward and job.strategy == "ddp"):
+        return True
+    return job.strategy == "zero1" and job.zero.overlap_comm and is_last
+
+
 def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     """The record of forward and backward of `micro_steps` micro-batches.
 
@@ -68,7 +80,7 @@ def simulate_step(setting: StepSpec, micro_steps: int) -> StepRecord:
     for number in range(micro_steps):
         phase = f"forward.{number}"
         tape.enter(phase, None)
-        tape.gives_gradients = job.hooks_take_gradients(number == micro_steps - 1)
+        tape.gives_gradients = hooks_take_gradients(job, number == micro_steps - 1)
         if job.runs_openrlhf:  # the locals of its training_step, which has returned
             loss = None
             net.loop_locals.clear()

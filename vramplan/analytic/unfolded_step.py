@@ -14,9 +14,9 @@ from math import prod
 from vramplan.analytic.architectures.torchtune import first_flex_inputs, position_tables
 from vramplan.analytic.architectures.vision_tower import PARTS, TOWER
 from vramplan.analytic.autograd.graph import StorageInfo, Stored
-from vramplan.analytic.autograd.offload import BROUGHT_BACK
 from vramplan.analytic.autograd.ops import NUM_SHARDED, TORCHAO_NF4
 from vramplan.analytic.autograd.repeated_experts import named
+from vramplan.analytic.autograd.saved_tensors import BROUGHT_BACK
 from vramplan.analytic.layer_folding import FoldPlan, unfold
 from vramplan.analytic.layers.chunked_head import SCORED
 from vramplan.analytic.step_inputs import StepSpec

@@ -454,16 +454,6 @@ class Job(Record):
         """Whether DeepSpeed runs the job (ZeRO stages 0 to 3)."""
         return self.strategy.startswith("zero")
 
-    def hooks_take_gradients(self, is_last: bool) -> bool:
-        """Whether hooks take each gradient as backward produces it, in a step's last micro-batch or before.
-
-        They are DeepSpeed's, or those of `optimizer_in_backward`. At stage 1 they do if reduction overlaps, and only in
-        the last (0.19, runtime/zero/stage_1_and_2.py: process_gradients, reduce_ready_partitions_and_remove_grads).
-        """
-        if self.strategy in ("zero2", "zero3") or (self.optimizer_in_backward and self.strategy == "ddp"):
-            return True
-        return self.strategy == "zero1" and self.zero.overlap_comm and is_last
-
     @property
     def shards_weights(self) -> bool:
         """Whether each GPU keeps a part of the weights (ZeRO-3, FSDP)."""

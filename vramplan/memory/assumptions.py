@@ -265,7 +265,20 @@ def _describe_sharding(job: Job, step: SimulatedStep) -> list[str]:
     if job.offload != "none":
         each = sum(one.num_bytes for one in offloaded(job, step.num_parameters, step.num_trainable_parameters, 1))
         texts.append(f"the host holds about {format_bytes(each)} for each GPU")
+    if job.optimizer.startswith("paged_"):
+        texts.append(_describe_paged(job.optimizer, step.num_trainable_parameters))
     return texts
+
+
+PAGED_STATES = {"ademamix": 3, "adamw": 2, "lion": 1}
+"""Elements of the states for one of the weight (memory/optimizers.py)."""
+
+
+def _describe_paged(optimizer: str, num_trainable: int) -> str:
+    """Where a paged optimizer's states are, which PyTorch does not count."""
+    states = next(count for name, count in PAGED_STATES.items() if name in optimizer)
+    size = format_bytes(states * (1 if "8bit" in optimizer else 4) * num_trainable)
+    return f"about {size} of optimizer states are managed memory, which the driver moves to the host as the GPU fills"
 
 
 def _describe_quantized_sharding(job: Job) -> str:

@@ -28,7 +28,7 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
     """LlamaForCausalLM.forward: the model, the head, the loss; the logits are among the outputs."""
     net, tape, job, labels = forward.net, forward.tape, forward.job, forward.inputs["labels"]
     architecture, decoder, placement = forward.architecture, decoder_of(forward), forward.placement
-    with tape.on(placement.norm), tape.offloading():
+    with tape.on(placement.norm), tape.saves.in_model():
         last = language_model(forward, c)  # the model's output, held to the end
     with tape.on(placement.norm):
         hidden = decoder.before_head(net, c, last)

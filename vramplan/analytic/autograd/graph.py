@@ -16,7 +16,7 @@ from vramplan.memory.kernel_buffers import BUFFERS
 from vramplan.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from vramplan.analytic.autograd.offload import Packed
+    from vramplan.analytic.autograd.saved_tensors import Packed
     from vramplan.analytic.autograd.tape import Tape
     from vramplan.inputs.gpu import Gpu
 

@@ -31,12 +31,11 @@ from vramplan.analytic.autograd.graph import (
     TakenGradient,
     Tensor,
     count_dependencies,
-    detached,
     leaf,
 )
-from vramplan.analytic.autograd.offload import Offload, Packed
 from vramplan.analytic.autograd.recording import Recording
 from vramplan.analytic.autograd.reference_counts import base_holders, holders
+from vramplan.analytic.autograd.saved_tensors import SavedTensors
 
 Output = TypeVar("Output")
 
@@ -66,8 +65,7 @@ class Tape(Recording):
         self.sequence = 0
         self.run_times: dict[int, int] = {}
         """How often a forward runs that is simulated once, by its number."""
-        self.grad_enabled = True
-        self.training = True
+        self.grad_enabled = self.training = True
         self.drops = True
         """Whether dropout modules drop anything in training."""
         self.reentrant = False
@@ -85,8 +83,7 @@ class Tape(Recording):
         self.alone_view = base_holders([Tensor(self, Resident(), (), "fp32").view()], 0)
         """Reference counts of a tensor of which only one list holds a view."""
         self.unpacked: Node | None = None
-        self.offload: Offload | None = None
-        """Where saved tensors wait in host memory."""
+        self.saves = SavedTensors()
 
     def empty(self, shape: tuple[int, ...], dtype: str, what: str, category: str = "") -> Tensor:
         """A new tensor without autograd history."""
@@ -118,10 +115,7 @@ class Tape(Recording):
         frame = self.frame
         for tensor in tensors:
             if frame is None:
-                if self.offload is None:
-                    node.saved.append(tensor.storage)
-                else:
-                    self.offload.save(node, tensor)
+                self.saves.save(node, tensor)
                 if isinstance(tensor.storage, LiveStorage):
                     self.kept.update(tensor.storage.ids)
             elif self.recomputing is frame:
@@ -150,11 +144,8 @@ class Tape(Recording):
             return function(*inputs)
         if self.reentrant:
             return self._checkpoint_reentrant(function, inputs)
-        saved = inputs if self.offload is None else tuple(map(self.offload.pack, inputs))
-        frame = CheckpointFrame(function, saved, self.autocast)
-        for tensor in inputs:
-            if isinstance(tensor.storage, LiveStorage):
-                self.kept.update(tensor.storage.ids)
+        frame = CheckpointFrame(function, tuple(map(self.saves.pack, inputs)), self.autocast)
+        self.keep(*inputs)
         outer, self.frame = self.frame, frame
         try:
             return function(*inputs)
@@ -201,18 +192,11 @@ class Tape(Recording):
         chunk = self.chunk
         try:
             with self.autocasting(frame.autocast):
-                frame.function(*(self._again(tensor, node) for tensor in frame.inputs))
+                frame.function(*(self.saves.again(tensor, node) for tensor in frame.inputs))
         except StopRecompute:
             self.enter(self.phase, self.layer, chunk)
         finally:
             self.recomputing, self.frame, self.in_backward = outer_recomputing, outer_frame, outer_backward
-
-    def _again(self, saved: Tensor | Packed, node: Node) -> Tensor:
-        """An input of a recomputed graph, which a node asks for."""
-        if isinstance(saved, Tensor):
-            return detached(saved)
-        assert self.offload is not None
-        return self.offload.unpacked(saved, node)
 
     def backward(self, phase: str, loss: Tensor) -> None:
         """Run the backward pass from `loss`, section by section."""
@@ -224,8 +208,7 @@ class Tape(Recording):
         self.run = 0
         self.enter(phase, None)
         self.leaves.clear()
-        if self.offload is not None:
-            self.offload.end()
+        self.saves.end()
         del seed
         self.in_backward, self.card = False, 0
 
@@ -287,8 +270,7 @@ class Tape(Recording):
     def _run(self, node: Node, grads: Grads) -> Grads:
         """Engine::call_function: incoming gradients and saved tensors are freed after the outputs exist."""
         self._module, self.card = node.module, node.card
-        if self.offload is not None:
-            node.saved += [self.offload.unpack(one, node) for one in node.packed]
+        self.saves.bring_back(node)
         frame = node.frame
         if frame is not None and node.slots:
             if frame.slots is None:
@@ -307,8 +289,7 @@ class Tape(Recording):
         outputs = node.backward(*grads)
         self.applied()
         self.unpacked = None
-        if self.offload is not None:
-            self.offload.has_run(node)
+        self.saves.has_run(node)
         grads.clear()
         node.saved.clear()
         node.frame = None
@@ -408,15 +389,6 @@ class Tape(Recording):
         finally:
             self.training, self.owner = outer, ""
             self.parameters, self.second_parameters = self.second_parameters, self.parameters
-
-    @contextmanager
-    def offloading(self) -> Iterator[None]:
-        """Context in which saved tensors wait in host memory, if they do at all."""
-        if self.offload is not None:
-            self.offload.is_on = self.grad_enabled
-        yield
-        if self.offload is not None:
-            self.offload.is_on = False
 
     @contextmanager
     def on(self, card: int) -> Iterator[None]:

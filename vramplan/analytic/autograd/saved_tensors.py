@@ -1,14 +1,17 @@
-"""Saved tensors that wait in host memory: torchtune 0.6.1, training/_activation_offloading.py: OffloadActivations.
+"""Where tensors wait that are saved for backward: on the GPU, or in host memory.
 
-A copy to the host needs its tensor for some time: the last ones that were saved stay on the GPU. What backward asks for
-is copied back, and stays until the next node that asks for something has run.
+The latter is torchtune 0.6.1, training/_activation_offloading.py: OffloadActivations. A copy to the host needs its
+tensor for some time: the last ones that were saved stay on the GPU. What backward asks for is copied back, and stays
+until the next node that asks for something has run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from vramplan.analytic.autograd.graph import LiveStorage, Node, Parameter, Tensor
+from vramplan.analytic.autograd.graph import LiveStorage, Node, Parameter, Tensor, detached
 
 if TYPE_CHECKING:
     from vramplan.analytic.autograd.tape import Tape
@@ -29,8 +32,39 @@ class Packed:
         self.number, self.like, self.needs_grad = number, tensor.like, tensor.node is not None
 
 
-class Offload:
-    """The saved tensors of one tape."""
+class SavedTensors:
+    """The saved tensors of one tape, which stay on the GPU."""
+
+    def save(self, node: Node, tensor: Tensor) -> None:
+        """Save a tensor for a node's backward."""
+        node.saved.append(tensor.storage)
+
+    def pack(self, tensor: Tensor) -> Tensor | Packed:
+        """What is saved of an input of a checkpointed function."""
+        return tensor
+
+    def again(self, saved: Tensor | Packed, node: Node) -> Tensor:
+        """An input of the recomputed function, for a node that is about to run."""
+        assert isinstance(saved, Tensor)
+        return detached(saved)
+
+    def bring_back(self, node: Node) -> None:
+        """Have on the GPU what was saved for a node that is about to run."""
+
+    def has_run(self, node: Node) -> None:
+        """Drop what is not needed behind a node."""
+
+    def end(self) -> None:
+        """End a backward."""
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Context of the model's forward, without its head."""
+        yield
+
+
+class OffloadedTensors(SavedTensors):
+    """Those whose tensors of the model's forward wait in host memory."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
@@ -47,7 +81,6 @@ class Offload:
         """Numbers of those that go when it has run."""
 
     def save(self, node: Node, tensor: Tensor) -> None:
-        """Save a tensor for a node's backward: itself, or a copy on the host."""
         packed = self.pack(tensor)
         if isinstance(packed, Packed):
             node.packed.append(packed)
@@ -55,7 +88,6 @@ class Offload:
             node.saved.append(tensor.storage)
 
     def pack(self, tensor: Tensor) -> Tensor | Packed:
-        """What is saved of a tensor."""
         storage = tensor.storage
         if not self.is_on:
             return tensor
@@ -67,8 +99,18 @@ class Offload:
         self.stashed[self.saved] = storage
         return Packed(self.saved, tensor)
 
-    def unpack(self, packed: Packed, node: Node) -> LiveStorage:
-        """The tensor on the GPU, for a node that is about to run."""
+    def again(self, saved: Tensor | Packed, node: Node) -> Tensor:
+        if isinstance(saved, Tensor):
+            return detached(saved)
+        tensor = Tensor(self.tape, self._unpack(saved, node), saved.like.shape, saved.like.dtype)
+        if saved.needs_grad:
+            tensor.node = Node(self.tape, (), lambda *_: [])
+        return tensor
+
+    def bring_back(self, node: Node) -> None:
+        node.saved += [self._unpack(one, node) for one in node.packed]
+
+    def _unpack(self, packed: Packed, node: Node) -> LiveStorage:
         if node is not self.node:
             self.node, self.earlier = node, [*self.brought]
         storage = self.stashed.get(packed.number)
@@ -77,15 +119,7 @@ class Offload:
             self.brought[packed.number] = storage
         return storage
 
-    def unpacked(self, packed: Packed, node: Node) -> Tensor:
-        """The same as a tensor of a recomputed graph: a leaf that needs a gradient if the original does."""
-        tensor = Tensor(self.tape, self.unpack(packed, node), packed.like.shape, packed.like.dtype)
-        if packed.needs_grad:
-            tensor.node = Node(self.tape, (), lambda *_: [])
-        return tensor
-
     def has_run(self, node: Node) -> None:
-        """Drop what is not needed behind a node."""
         if node is self.node:
             self.stashed.clear()
             for number in self.earlier:
@@ -93,7 +127,12 @@ class Offload:
             self.earlier = []
 
     def end(self) -> None:
-        """End a backward."""
         self.stashed.clear()
         self.brought.clear()
         self.node, self.earlier = None, []
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        self.is_on = self.tape.grad_enabled
+        yield
+        self.is_on = False
