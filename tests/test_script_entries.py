@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from vramplan.errors import ConfigError, VramplanError
 from vramplan.frameworks.detect import from_path, from_words
+from vramplan.frameworks.syntax.python_ast import read_script
 from vramplan.planner.check import read
 
 TRAINING = """\
@@ -206,3 +209,39 @@ def test_shell_files_in_a_circle() -> None:
         "  --max_length 256 --torch_dtype bfloat16 --per_device_train_batch_size $ROWS\n",
     })  # fmt: skip
     assert parsed("run.sh").job["micro_batch_size"] == 3
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+MODULES = {
+    "conf.py": "rows = 1\nseen = []\ndef get():\n    return rows\ndef bump(n=2):\n    global rows\n    rows += n\n"
+    "    seen.append(rows)\nclass Box:\n    size = 4\n    def __init__(self):\n        self.rows = rows\n"
+    "__all__ = ['rows', 'get', 'bump', 'Box', 'seen']\nif __name__ == '__main__':\n    rows = 100\n",
+    "pkg/__init__.py": "from .sub.deep import value, make\n",
+    "pkg/sub/__init__.py": "",
+    "pkg/sub/deep.py": "from ..consts import K\nvalue = K + 1\ndef make(x):\n    from pkg.consts import K as k\n"
+    "    return x * k\n",
+    "pkg/consts.py": "K = 5\n",
+}
+USES = """\
+from conf import *
+import conf as c, pkg, pkg.consts
+from pkg.sub import deep
+show = []
+bump()
+show += [rows, c.rows, get(), seen[0], Box().rows]
+c.rows = 7
+show += [get(), rows, Box.size]
+c.bump(3)
+show += [c.rows, seen[-1], pkg.value, deep.value, pkg.make(2), pkg.consts.K]
+getter = c.get
+c.rows = 11
+show += [getter(), [one() for one in (get, c.get)][1]]
+"""
+
+
+def test_modules_behave_as_in_python() -> None:
+    write(MODULES | {"use.py": f"{USES}print(show)\n", "train.py": f"{USES}record(show)\n"})
+    result = subprocess.run([sys.executable, "use.py"], capture_output=True, text=True, check=True, timeout=60)
+    (call,) = read_script(Path("train.py").read_text(), "train.py").named("record")
+    assert call.positional == [json.loads(result.stdout)]
