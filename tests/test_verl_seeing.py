@@ -117,3 +117,14 @@ def test_a_frozen_tower_under_fsdp_1_is_refused() -> None:
     assert "freeze_vision_tower" in text
     assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in text
     assert "check it with set=actor_rollout_ref.actor.strategy=fsdp2" in refusal(*BATCH, QWEN, f"{MODEL}.lora_rank=8")
+
+
+def test_a_model_that_the_script_does_not_name_has_as_many_images(tmp_path: Any) -> None:
+    """The path of a folder says nothing of the model; of one of text alone nothing is said of images."""
+    script = tmp_path / "grpo.sh"
+    budget = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=12288")
+    words = (*SHARDED, *BATCH, *budget, "algorithm.adv_estimator=grpo", f"{MODEL}.path=/data/checkpoint")
+    script.write_text(f"python3 -m verl.trainer.main_ppo {' '.join(words)}", encoding="utf-8")
+    sees, reads = (check(script, "h100", model=name) for name in ("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-3B"))
+    assert (sees.estimate.job.images, reads.estimate.job.images) == (8, 0)
+    assert [any(note.key == "images" for note in one.reading.notes) for one in (sees, reads)] == [True, False]

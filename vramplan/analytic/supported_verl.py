@@ -27,5 +27,7 @@ def check_verl_images(spec: ModelSpec, model: ModelArchitecture, job: Job) -> No
             f"{setting('vision', job.vision)}: {where} was compared under FSDP 1 with runs that train all of it; use"
             " FSDP 2 (strategy=fsdp2)"
         )
+    if job.fused_kernels:
+        raise UnsupportedError(f"{where} with Liger's kernels was not compared with images; leave use_liger out")
     if job.verl.fused_head is not None and (spec.model_type == "qwen3_vl" or job.verl.fused_head != "torch"):
         raise UnsupportedError(f"{where} with use_fused_kernels was not compared with images; leave it out")

@@ -129,6 +129,9 @@ def complete_with_model(spec: ModelSpec, config: ParsedConfig, job: dict[str, An
     """The job with what only the model decides: its longest sample, its images."""
     takes_images = spec.model_type in IMAGE_PROCESSORS
     dropped = set() if takes_images else {"max_pixels", "min_pixels", "max_tiles"}
+    if not takes_images and job.get("loss") == "log_probs":  # verl's reader may not know the model
+        dropped.add("images")
+        config.notes[:] = [note for note in config.notes if note.key != "images"]
     if spec.model_type not in TOWER_MODULES:
         dropped |= {"vision", "projector"}
     if spec.model_type not in LINEAR_EXPERTS | OLDER_UNKNOWN:

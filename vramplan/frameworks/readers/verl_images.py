@@ -87,7 +87,7 @@ def parts(config: ConfigReader, version: str, batch: dict[str, Any]) -> dict[str
 
 
 def _images(config: ConfigReader, batch: dict[str, Any]) -> dict[str, int]:
-    if batch["batches"] != "packed" or not sees(config):
+    if batch["batches"] != "packed":
         return {}
     longest = config.integer("data.max_prompt_length", default=512) + config.integer(
         "data.max_response_length", default=512
