@@ -165,11 +165,12 @@ class JobSteps:
             VramplanError: for a job that cannot run or is not modelled.
         """
         batch = micro, steps
-        if batch not in self._begun:
+        begun = self._begun.get(batch)
+        if begun is None:
             if len(self._begun) == MAX_BATCHES:
                 del self._begun[next(iter(self._begun))]
-            self._begun[batch] = self._begin(micro, steps, several)
-        return self._begun[batch]
+            begun = self._begun[batch] = self._begin(micro, steps, several)
+        return begun
 
     def _begin(self, micro: int, steps: int, several: bool) -> PartialEstimate:
         job = with_batch(self.job, micro, steps)
