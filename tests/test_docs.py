@@ -30,6 +30,7 @@ from tests.helpers import ROOT, answered_once, cli, cli_process, typer_command
 from tests.test_cli import FLAGS
 from vramplan.cli import main
 from vramplan.cli.commands import COMMANDS, command_of
+from vramplan.inputs.prices import load_prices
 from vramplan.planner import hardware_search
 
 README = ROOT / "README.md"
@@ -191,6 +192,13 @@ def test_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatc
         return
     code, _, errors = run(command, monkeypatch)
     assert code in (0, 1), errors
+
+
+def test_the_prices_that_a_page_shows_are_read(folder: Path) -> None:
+    """The command beside them is parsed alone."""
+    lowest = load_prices(folder / "prices.toml").get("rtx4090")
+    assert lowest is not None
+    assert lowest.per_hour == 0.4
 
 
 def test_the_first_answer_as_a_process_of_its_own() -> None:
