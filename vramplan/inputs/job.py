@@ -63,10 +63,9 @@ class Job(Record):
     A sample of reward, dpo, orpo, cpo and simpo is a pair of a chosen and a rejected answer, of kto a prompt with an
     answer, of the others a prompt with a completion; `sequence_length` is that of a prompt with one of them."""
     reference: Reference | None = None
-    """Where dpo, kto, grpo, rloo and ppo take the log-probabilities of the reference from: adapters_off (the model
-    without its adapters), frozen_adapters (a second set of the same rank and layers, in fp32), model (a second model,
-    whose weights do not train), precomputed (before the training), none;
-    null: for grpo none (beta 0), else adapters_off with adapters and model without."""
+    """Where dpo, kto, grpo, rloo and ppo take the reference's log-probabilities from: adapters_off (the model without
+    them), frozen_adapters (a second set of their rank and layers, in fp32), model (a second one, which does not train),
+    precomputed (before), none; null: for grpo none (beta 0), else adapters_off with adapters and model without."""
     prompt_length: int | None = field(default=None, ge=0, le=MAX_COUNT)
     """Tokens of the prompt within `sequence_length`, which a task does not score; null: one."""
     generate_with: Engine = "transformers"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.frameworks.readers.saved_adapters import BASE_KEY
 from vramplan.frameworks.settings import ConfigValue
-from vramplan.frameworks.syntax.python_ast import Call, Thing
+from vramplan.frameworks.syntax.python_ast import Call, Script, Thing
 from vramplan.frameworks.syntax.shell import UNKNOWN
 
 ADAPTED = ("PeftModel", "PeftModelForCausalLM", "AutoPeftModelForCausalLM", "AutoPeftModel")
@@ -18,6 +19,8 @@ ARGUMENTS = ("adapter_name", "is_trainable", "config", "autocast_adapter_dtype")
 """Arguments behind the folder, in their order; those of WITH_BASE end with config."""
 
 
+OF_BASE = ".base_model_name_or_path"
+"""The attribute of a PeftConfig that names the model."""
 OF_LORA = re.compile(r"""["'][._]?lora_?["'] in \w+(\.lower\(\))?""")
 """A test of a parameter's name that adapters alone pass."""
 
@@ -102,6 +105,19 @@ def _argument(call: Call, number: int, *names: str) -> ConfigValue | None:
     if value is None and number < len(call.positional):
         return ConfigValue(call.positional[number], call.place)
     return value
+
+
+def named_by_adapters(script: Script, saved: SavedCall | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The model's name from the adapters' own file: ``PeftConfig.from_pretrained(FOLDER).base_model_name_or_path``."""
+    name = settings.get("model_name_or_path")
+    if saved is None or name is None or not str(name.value).endswith(OF_BASE):
+        return settings
+    configs = [call for call in script.named("from_pretrained") if class_of(call) in ("PeftConfig", "LoraConfig")]
+    folders = [call.positional[:1] for call in configs]
+    if not folders or folders != [[saved.folder.value]] * len(folders):
+        return settings
+    others = {key: value for key, value in settings.items() if key != "model_name_or_path"}
+    return others | {BASE_KEY: saved.folder}
 
 
 def is_for_adapters(call: Call) -> bool:

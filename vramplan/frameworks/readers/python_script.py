@@ -19,7 +19,14 @@ from vramplan.frameworks.readers import (
     speech,
     xtuner,
 )
-from vramplan.frameworks.readers.python_adapters import ADAPTED, ARGUMENTS, WITH_BASE, class_of, folder_of
+from vramplan.frameworks.readers.python_adapters import (
+    ADAPTED,
+    ARGUMENTS,
+    WITH_BASE,
+    class_of,
+    folder_of,
+    named_by_adapters,
+)
 from vramplan.frameworks.readers.python_effects import refuse_effects
 from vramplan.frameworks.readers.python_images import image_caps
 from vramplan.frameworks.readers.python_model import Model, is_model
@@ -84,8 +91,6 @@ QUANTIZED: Mapping[str, str | None] = {
 """Arguments of transformers' BitsAndBytesConfig."""
 
 
-OF_BASE = ".base_model_name_or_path"
-"""The attribute of a PeftConfig that names the model."""
 STANDBY = "UNSLOTH_VLLM_STANDBY"
 """Environment variable with which unsloth's vLLM sleeps while the model trains (unsloth_zoo, vllm_utils.py)."""
 LOADERS = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastTextModel")
@@ -154,7 +159,8 @@ def _settings_of(script: Script) -> tuple[str, Settings]:
         return python_sentence_transformers.FRAMEWORK, settings | _effects(encoder, settings)
     is_trl = task is not None or any(call.last in ("SFTTrainer", "SFTConfig") for call in run.calls)
     model = _trained_model(script, run)
-    settings = run.settings | _named_by_adapters(script, model, _model(model, run, is_trl, task))
+    saved = None if model is None else model.saved
+    settings = run.settings | named_by_adapters(script, saved, _model(model, run, is_trl, task))
     settings |= _quantized(script, run, model) | _adapters(script, run, model) | image_caps(script)
     settings.pop("model_init_kwargs", None)
     if classifiers.TASK_KEY not in settings:
@@ -316,19 +322,6 @@ def _model(model: Model | None, run: Run, is_trl: bool, task: str | None = None)
         settings["dtype"] = ConfigValue("auto" if at_least(version, "5.0") else "float32", f"{load.place}: no dtype")
         settings[WITHOUT_DTYPE] = ConfigValue(True, load.place)
     return settings
-
-
-def _named_by_adapters(script: Script, model: Model | None, settings: Settings) -> Settings:
-    """The model's name from the adapters' own file: ``PeftConfig.from_pretrained(FOLDER).base_model_name_or_path``."""
-    name = settings.get("model_name_or_path")
-    if model is None or model.saved is None or name is None or not str(name.value).endswith(OF_BASE):
-        return settings
-    configs = [call for call in script.named("from_pretrained") if class_of(call) in ("PeftConfig", "LoraConfig")]
-    folders = [call.positional[:1] for call in configs]
-    if not folders or folders != [[model.saved.folder.value]] * len(folders):
-        return settings
-    others = {key: value for key, value in settings.items() if key != "model_name_or_path"}
-    return others | {saved_adapters.BASE_KEY: model.saved.folder}
 
 
 def _named_model(run: Run) -> Settings:
