@@ -14,6 +14,7 @@ KEY = "ulysses_sequence_parallel_size"
 
 
 SWIFT = "sequence_parallel_size"
+WHOLE = "nearest, whole texts on each GPU, which needs more: 1"
 
 
 def check_shared_texts(spec: ModelSpec, model: ModelArchitecture, job: Job) -> None:
@@ -28,9 +29,11 @@ def check_shared_texts(spec: ModelSpec, model: ModelArchitecture, job: Job) -> N
     if gpus == 1:
         return
     if model.tower is not None or model.architecture.decoder is None:
-        raise UnsupportedError(f"{SWIFT} {gpus}: {spec.name} is no causal language model of text alone; use 1")
+        raise UnsupportedError(f"{SWIFT} {gpus}: {spec.name} is no causal language model of text alone; {WHOLE}")
     if any(not isinstance(kind, LayerKind) or kind.recurrent or kind.feeds for kind in model.stacks()[0]):
-        raise UnsupportedError(f"{SWIFT} {gpus}: layers without attention of {spec.model_type} are not modelled; use 1")
+        raise UnsupportedError(
+            f"{SWIFT} {gpus}: layers without attention of {spec.model_type} are not modelled; {WHOLE}"
+        )
     _, keys, _ = heads_of(model.config)
     by_heads = gcd(keys, gpus)
     if by_heads == gpus:

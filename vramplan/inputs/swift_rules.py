@@ -54,6 +54,7 @@ SWIFT_RULES = (
     Rule(
         lambda job: shares_texts(job) and job.pictures > 0,
         UNSUPPORTED,
-        "swift: sequence_parallel with images is not modelled; a language model of text alone is",
+        "swift: sequence_parallel with images is not modelled; nearest, whole texts on each GPU, which needs more:"
+        " sequence_parallel 1",
     ),
 )

@@ -132,4 +132,6 @@ def refuse_shared(config: ConfigReader) -> None:
         UnsupportedError: if they do.
     """
     without = setting("set", f"{SPLIT}=")
-    config.require_off(SPLIT, 1, why=f"is not modelled yet here; {without} estimates the run without it")
+    config.require_off(
+        SPLIT, 1, why=f"is not modelled yet here; {without} estimates the run without it, which needs more"
+    )
