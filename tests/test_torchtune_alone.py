@@ -18,7 +18,7 @@ from vramplan.planner.check import read
 
 RECORDED = recorded()
 FOLDER = Path(__file__).parent / "configs/torchtune"
-WORST, MEDIAN = 0.005, 0.0005
+WORST, MEDIAN = 0.0025, 0.0005
 ALONE_8B = "full_finetune_single_device --config llama3_1/8B_full_single_device"
 FULL = {name: value for name, value in ALONE.items() if name != "lora_dtype"}
 

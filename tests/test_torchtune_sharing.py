@@ -18,7 +18,7 @@ from vramplan.planner.check import read
 
 RECORDED = recorded()
 FOLDER = Path(__file__).parent / "configs/torchtune"
-WORST, MEDIAN = 0.003, 0.0005
+WORST, MEDIAN = 0.0015, 0.0005
 SHARDED = ("full_finetune_distributed", "full_sharded.yaml", "--nproc_per_node=8")
 
 

@@ -45,7 +45,7 @@ def causal_lm(forward: ForwardPass, c: Config) -> ModelOutput:
         states = [hidden]
         if job.layers_of == "torchtune":  # whose model has returned when the loss begins
             del hidden, last
-        return ModelOutput(losses.sectioned_cross_entropy(states.pop(), labels, head), [])
+        return ModelOutput(losses.sectioned_cross_entropy(states.pop(), labels, head, net.beside_head), [])
     with tape.on(placement.head):
         logits = decoder.after_head(
             net, c, net.head(ops.move(hidden, placement.head), vocabulary, tied, decoder.head_bias)
@@ -129,6 +129,8 @@ def language_model(forward: ForwardPass, c: Config) -> Tensor:
     tape.enter(forward.phase, None)
     with tape.on(placement.norm):
         x = decoder.leave(net, c, x)
+    if forward.job.layers_of == "torchtune" and forward.job.loss == "sections":
+        net.beside_head.append(x)
     if decoder.norm is not None and not skips_final_norm(c):
         with tape.on(placement.norm):
             x = decoder.norm(net, decoder.norm_name, ops.move(x, placement.norm))

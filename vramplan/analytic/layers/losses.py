@@ -81,7 +81,9 @@ SECTIONS = 8
 """num_output_chunks of CEWithChunkedOutputLoss."""
 
 
-def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
+def sectioned_cross_entropy(
+    hidden: Tensor, labels: Tensor, head: Callable[[Tensor], Tensor], beside_head: list[Tensor]
+) -> Tensor:
     """Torchtune's loss (0.6.1, modules/loss/ce_chunked_output_loss.py, modules/transformer.py: chunked_output).
 
     The head runs on sections of the tokens, then cross-entropy in fp32 on each section: all logits exist in their dtype
@@ -93,6 +95,7 @@ def sectioned_cross_entropy(hidden: Tensor, labels: Tensor, head: Callable[[Tens
     del hidden
     logits = [head(ops.copy(part, "section of the hidden state") if batch > 1 else part) for part in parts]
     del parts
+    beside_head.clear()
     tape.module = "loss"
     shifted = tape.empty(labels.shape, "int64", "shifted labels")
     total: Tensor | None = None

@@ -85,6 +85,8 @@ class Modules:
     """Dtype of the first embedding's output."""
     embedding_locals: list[Tensor] = field(default_factory=list)
     """Embeddings held until the model's forward() returns, if they are not the first layer's input."""
+    beside_head: list[Tensor] = field(default_factory=list)
+    """What the model's forward() holds while its head runs: the last layer's output (torchtune)."""
     hook_outputs: list[Tensor] = field(default_factory=list)
     """What a hook in front of the outer model made of its inputs, held until that has its outputs (ms-swift)."""
     multimodal_locals: list[Tensor] = field(default_factory=list)
