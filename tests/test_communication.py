@@ -334,7 +334,7 @@ def test_deepspeed_overlaps_at_stage_3_unless_told_otherwise() -> None:
     assert not told.job.zero.overlap_comm
     free = vramplan.estimate(SMALL, "rtx4090", strategy="zero3", **settings)
     assert told.step_seconds > free.step_seconds
-    assert told.device_total_bytes == free.device_total_bytes
+    assert told.device_total_bytes < free.device_total_bytes  # whose gathers have memory of a stream of their own
 
 
 def test_the_gpus_of_a_device_map_run_one_after_another() -> None:

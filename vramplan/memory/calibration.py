@@ -24,6 +24,8 @@ CONFIDENCE = 0.9
 """Confidence of a verdict by default."""
 OUTSIDE_CONFIDENCE = 0.9
 """Confidence of the part outside of PyTorch at most: more would rest on single messages."""
+COMPARED_BYTES = 24 * GiB
+"""A GPU on which the margins of two confidences are compared."""
 WIDENING = 1.5
 """Declared, not learned: how much wider the share of a kind of job is of which no run is known."""
 _FILE = Path(__file__).with_name("calibration.json")
@@ -60,6 +62,10 @@ class Margin:
     """Of the rest of the estimated need, for what the allocator caches."""
     source: str
     """The runs that it comes from, and how many of other runs it covers."""
+
+    def of(self, num_bytes: int) -> float:
+        """What it leaves free of so many bytes, in bytes."""
+        return num_bytes - (num_bytes - self.outside_bytes) / (1 + self.share)
 
 
 def quantile(ratios: Sequence[float], confidence: float) -> tuple[float, float]:
@@ -121,6 +127,14 @@ def margin(confidence: float, group: str = "one") -> Margin:
         raise ConfigError(
             f"{setting('confidence', f'{confidence:g}')}: expected a share from 0 (no margin) up to, not including, 1"
         )
+    learned = _margin(confidence, group)
+    if 0 < confidence < OUTSIDE_CONFIDENCE:  # what covers more serves, too, if it leaves less free
+        return min(learned, margin(OUTSIDE_CONFIDENCE, group), key=lambda one: one.of(COMPARED_BYTES))
+    return learned
+
+
+def _margin(confidence: float, group: str) -> Margin:
+    """The margin that runs show for just this confidence."""
     if confidence == 0:
         return Margin(0, 0.0, "no safety margin")
     ledger, published = facts()["ledger"].get(group, []), facts()["published"]
