@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vramplan.analytic.autograd.graph import Grads, Like, Tensor
+from vramplan.analytic.autograd.graph import Grads, Like, StopRecompute, Tensor
 from vramplan.analytic.autograd.ops.base import high, low, new_like, output, to
 from vramplan.step_time.kernels import MATMUL
 from vramplan.units import DTYPE_BYTES
@@ -91,14 +91,24 @@ def linear(
         tape.product(flops, moved, dtype, rows * out_features)
         return output(node, tape, (*x.shape[:-1], out_features), dtype, what, category)
 
+    def save() -> None:
+        if weight.node is not None or tape.keeps_inputs:
+            tape.save(node, x)
+        if x.node is not None:
+            tape.save(node, weight)
+
     node = tape.node(inputs, backward)
     del inputs
-    product = multiplied() if tape.keeps_inputs else None  # DeepSpeed's function saves when it has run
-    if weight.node is not None or tape.keeps_inputs:
-        tape.save(node, x)
-    if x.node is not None:
-        tape.save(node, weight)
-    return product or multiplied()
+    if not tape.keeps_inputs:
+        save()
+        return multiplied()
+    product, kernels = multiplied(), len(tape.kernels)  # DeepSpeed's function saves when it has run
+    try:
+        save()
+    except StopRecompute:
+        del tape.kernels[kernels - 1 :]  # rates are learned without the product that ends a recomputation
+        raise
+    return product
 
 
 def joint_projection(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
