@@ -20,11 +20,11 @@ UNMODELLED = ("sync_ref_model", "off_policy_mask_threshold", "use_liger_loss")
 READ = (
     "beta", "max_completion_length", "use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "num_generations",
     "generation_batch_size", "num_iterations", "loss_type", "reward_funcs", "entropy_coef", "use_adaptive_entropy",
-    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_correction", "vllm_server_host",
 )  # fmt: skip
 """Keys of ``trl:`` that reach TRL's GRPOTrainer and change memory."""
 HARMLESS = (
-    "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_guided_decoding_regex", "reward_weights",
+    "vllm_server_port", "vllm_server_timeout", "vllm_guided_decoding_regex", "reward_weights",
     "log_completions", "num_completions_to_print", "log_multimodal", "importance_sampling_level", "scale_rewards",
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "epsilon", "epsilon_high",
     "mask_truncated_completions", "multi_objective_aggregation", "vllm_importance_sampling_mode",

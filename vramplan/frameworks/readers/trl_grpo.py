@@ -150,7 +150,12 @@ def _engine(config: ConfigReader, version: str) -> dict[str, Any]:
     mode = config.lowercase("vllm_mode", default="colocate" if at_least(version, "1.0") else "server")
     if mode not in ("colocate", "server"):
         raise config.invalid(("vllm_mode",), "colocate or server")
-    if not config.has("vllm_mode"):
+    served = next((name for name in ("vllm_server_base_url", "vllm_server_host") if config.has(name)), None)
+    if not config.has("vllm_mode") and served is not None and mode == "colocate":
+        config.note(
+            "warning", served, "has no effect without vllm_mode server: vLLM runs in the training processes (colocate)"
+        )
+    elif not config.has("vllm_mode"):
         config.note("default", "vllm_mode", f"not set: {mode}")
     corrects = at_least(version, "0.23") and config.boolean("vllm_importance_sampling_correction", default=True)
     sampling = {"importance_sampling": corrects}
