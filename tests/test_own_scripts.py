@@ -53,11 +53,12 @@ def test_a_script_is_read_whatever_its_name(tmp_path: Path, program: str) -> Non
     assert job["micro_batch_size"] == 16
 
 
-def test_trls_own_script_is_read_by_its_name(tmp_path: Path) -> None:
-    text = HEADER + SCRIPT.format(before=CHANGED, arguments="", trainer="").replace("HfArgumentParser", "TrlParser")
+@pytest.mark.parametrize(("before", "size"), [("", 1), (CHANGED, 16)])
+def test_trls_own_script_is_read_by_its_name(tmp_path: Path, before: str, size: int) -> None:
+    text = HEADER + SCRIPT.format(before=before, arguments="", trainer="").replace("HfArgumentParser", "TrlParser")
     job, notes = answer(tmp_path, "dpo.py", text)
-    assert job["micro_batch_size"] == 1
-    assert any("dpo.py is taken for TRL's own script" in note.text for note in notes)
+    assert job["micro_batch_size"] == size
+    assert any("dpo.py is taken for TRL's own script" in note.text for note in notes) == (not before)
 
 
 def test_a_script_of_which_nothing_is_read_is_a_doubt(tmp_path: Path) -> None:

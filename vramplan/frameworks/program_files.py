@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,14 @@ HEADER = ("The HuggingFace", "All rights reserved")
 PARSER = "TrlParser"
 """What TRL's scripts parse their command with."""
 HEADER_LINES = 5
+_SETS = re.compile(r"^\s*training_args\.(\w+)\s*=(?!=)", re.MULTILINE)
+SET_BY_TRL = frozenset(
+    {
+        "model_init_kwargs", "teacher_model_init_kwargs", "ref_model_init_kwargs", "gradient_checkpointing_kwargs",
+        "max_length", "remove_unused_columns", "dataset_kwargs",
+    }
+)  # fmt: skip
+"""What those scripts set themselves of the trainer's arguments; a copy that sets more was changed."""
 
 
 class ProgramFile(NamedTuple):
@@ -30,9 +39,10 @@ class ProgramFile(NamedTuple):
 
     @property
     def is_of_trl(self) -> bool:
-        """Whether it is a copy of one of TRL's scripts, by its header and its parser."""
+        """Whether it is a copy of one of TRL's scripts that sets no further arguments, by its header and its parser."""
         header = "\n".join(self.text.splitlines()[:HEADER_LINES])
-        return all(words in header for words in HEADER) and PARSER in self.text
+        is_copy = all(words in header for words in HEADER) and PARSER in self.text
+        return is_copy and set(_SETS.findall(self.text)) <= SET_BY_TRL
 
     def script(
         self,
