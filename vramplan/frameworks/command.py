@@ -12,6 +12,7 @@ from vramplan.frameworks.detected_config import DetectedConfig, Origin
 from vramplan.frameworks.environment import with_exports
 from vramplan.frameworks.framework import Program
 from vramplan.frameworks.known_keys import known_keys
+from vramplan.frameworks.program_files import program_file, written_text
 from vramplan.frameworks.readers import python_script
 from vramplan.frameworks.recognize import (
     TRAINER_KEYS,
@@ -24,16 +25,17 @@ from vramplan.frameworks.recognize import (
 from vramplan.frameworks.registry import DEFAULT, FRAMEWORKS, Framework, environment_variables
 from vramplan.frameworks.settings import ConfigSource, ConfigValue, Note, Spelling
 from vramplan.frameworks.syntax import shell
-from vramplan.frameworks.syntax.config_files import mapping, read_mapping, read_text
+from vramplan.frameworks.syntax.config_files import mapping, read_mapping
 from vramplan.frameworks.syntax.lookup import beside
-from vramplan.frameworks.syntax.notebook_shell import file_named
-from vramplan.frameworks.syntax.python_ast import Script, read_script
+from vramplan.frameworks.syntax.python_ast import Script
 from vramplan.frameworks.unread import OTHER_PURPOSES
 from vramplan.inputs.gpu import Gpu
 
 MARKED = 1000
 """What a script's own flags weigh against the length of its path."""
 
+TRL = "trl"
+"""The framework whose scripts have the names of what they do: sft.py, dpo.py."""
 MODULE_FLAGS = {"-m", "--module"}
 """Flags of launchers behind which a module stands in a script's place."""
 LEARNS = frozenset(
@@ -71,21 +73,21 @@ def from_command(
         if start in other.unread_commands:
             raise UnsupportedError(f"{where}: {' '.join(start)}: {other.unread_commands[start]} is not read yet")
     program, name, rest = _match_command(words, folder)
-    if name is None and MODULE_FLAGS & set(command.words) and beside(_as_path(words[0]), folder) is not None:
-        words = rest = [_as_path(words[0]), *words[1:]]
+    is_by_name = name in (None, TRL) or program is None  # by the name of a file that many have
+    if is_by_name and MODULE_FLAGS & set(command.words) and beside(_as_path(words[0]), folder) is not None:
+        words = [_as_path(words[0]), *words[1:]]
+        rest = words if name is None else rest
     if name is None:
         refuse_unread_program(words, where)
+    if name is not None and framework is None:
+        own = _own_script(words, folder, gpu, variables, files or {}, program, name, notes)
+        if own is not None:
+            program, name, rest = None, None, words
     if program is not None and program.unread and framework is None:
         nearest = nearest_task(program.unread, words)
         raise ConfigError(
             f"{where}: {words[0]}: {program.unread} is not read yet; read is supervised fine-tuning{nearest}"
         )
-    if name is not None and framework is None and (program is None or _has_other_flags(words, name)):
-        with suppress(VramplanError):  # the script that is here says more than its name, which several projects have
-            _, flags = DEFAULT.split(words[1:])
-            own = _read_program(words, folder, flags, gpu, variables, files or {})
-            if own is not None and (own.has_argparse or (program is not None and python_script.settings_of(own))):
-                name, rest = None, words
     is_script = name is None and framework is None
     if is_script and not launcher and not (words and words[0].endswith(".py")):
         refuse_unread_budget(words, where)
@@ -103,7 +105,8 @@ def from_command(
         spelling = "pairs"
     script: Script | None = None
     if is_script:
-        script = _read_program(words, folder, settings, gpu, variables, files or {})
+        own_file = program_file(words[0], folder, files or {})
+        script = None if own_file is None else own_file.script(settings, gpu, variables, words[1:])
         if script is not None:
             name, settings = python_script.settings_of(script)
             spelling = "python"
@@ -121,7 +124,7 @@ def from_command(
         if file is None and key in settings and not isinstance(settings[key].value, bool):
             file = str(settings.pop(key).value)
     if file is not None:
-        text = _written_text(file, files or {})
+        text = written_text(file, files or {})
         pairs = read_mapping(_named(file, folder, where)) if text is None else mapping(text, file)
         settings, spelling = pairs | settings, "yaml"
     names = environment_variables() - command.removed
@@ -155,37 +158,45 @@ def _has_other_flags(words: Sequence[str], name: str) -> bool:
     return not flags.keys() <= known_keys(name, record.inherits)
 
 
-def _read_program(
+def _own_script(
     words: Sequence[str],
     folder: Path,
-    flags: Mapping[str, ConfigValue],
     gpu: Gpu | None,
     environment: Mapping[str, str],
     files: Mapping[str, str | None],
+    program: Program | None,
+    name: str,
+    notes: list[Note],
 ) -> Script | None:
-    """The Python file that a command runs; None if it is missing or trains nothing."""
-    program, arguments = words[0], words[1:]
-    if not program.endswith(".py"):
-        return None
-    text, path = _written_text(program, files), beside(program, folder)
-    if text is None and path is None:
-        return None
-    where = program if path is None or text is not None else str(path)
-    text = read_text(Path(where)) if text is None else text
-    script = read_script(text, where, flags, gpu, environment, arguments)
-    return script if python_script.is_training(script) else None
+    """The user's script that is here and has the name of a known one; None if it is that one, or is not here.
 
-
-def _written_text(name: str, files: Mapping[str, str | None]) -> str | None:
-    """The text of a file that a notebook writes; None if it writes none of that name.
+    TRL's scripts have names that many give their own, and are told by their text.
 
     Raises:
-        ConfigError: if what it writes is not known.
+        ConfigError: if a script of such a name is no Python, or its flags are not known.
     """
-    key = file_named(name, files)
-    if key is not None and files[key] is None:
-        raise ConfigError(f"{name}: what the notebook writes to it is not known without running it; give that file")
-    return None if key is None else files[key]
+    if name != TRL:
+        has_other_flags = program is None or _has_other_flags(words, name)
+        if program is not None and "/" in program.path and not has_other_flags:
+            return None
+        with suppress(VramplanError):  # it says more than its name, which several projects have
+            file = program_file(words[0], folder, files)
+            flags = DEFAULT.split(words[1:])[1]
+            script = None if file is None else file.script(flags, gpu, environment, words[1:])
+            if script is not None and has_other_flags and script.has_argparse:
+                return script
+            return script if script is not None and program is not None and python_script.settings_of(script) else None
+        return None
+    file = program_file(words[0], folder, files)
+    if file is None:
+        return None
+    if file.is_of_trl:
+        notes.append(Note("warning", "", f"{words[0]} is taken for TRL's own script; changes to it are not read"))
+        return None
+    script = file.script(DEFAULT.split(words[1:])[1], gpu, environment, words[1:])
+    if script is None:
+        notes.append(Note("doubt", "", f"what {words[0]} trains with, which is not TRL's own script"))
+    return script
 
 
 def _trains(program: str, settings: Mapping[str, ConfigValue]) -> bool:

@@ -15,6 +15,7 @@ from vramplan.frameworks.readers import (
     python_ppo,
     python_sentence_transformers,
     python_trl,
+    python_unused,
     saved_adapters,
     speech,
     xtuner,
@@ -121,7 +122,8 @@ def notes_of(script: Script) -> tuple[Note, ...]:
     """Files that the settings come from, and models that are loaded beside those that train."""
     text = "is read for settings, as the script does"
     files = (Note("warning", "", f"{file} {text}", place) for file, place in script.read.items())
-    return (*files, *python_other_models.notes(script, find_run(script)))
+    run = find_run(script)
+    return (*files, *python_other_models.notes(script, run), *python_unused.notes(run, _settings_of(script)[1]))
 
 
 def way_of(script: Script) -> str:

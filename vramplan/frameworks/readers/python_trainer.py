@@ -83,6 +83,13 @@ REFUSED = {
     "optimizer_cls_and_kwargs": "an optimizer of its own; name it in optim",
 }
 """Arguments of the Trainer that change memory and are not modelled."""
+OF_MODEL = (
+    "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
+    "lora_modules_to_save", "lora_task_type", "use_dora", "use_rslora", "load_in_4bit", "load_in_8bit",
+    "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage", "dtype", "torch_dtype",
+    "attn_implementation",
+)  # fmt: skip
+"""Fields of TRL's ModelConfig that no trainer's arguments have (TRL 0.12 to 1.16, trainer/model_config.py)."""
 FOLLOWED = ("max_seq_length", "packing", "model_init_kwargs")
 """Arguments of SFTTrainer itself that TRL 0.16 moved to SFTConfig."""
 
@@ -93,6 +100,8 @@ class Run:
 
     place: str
     settings: Settings
+    unused: Settings = field(default_factory=dict)
+    """Fields of TRL's ModelConfig on the command, which count as far as the script hands them on."""
     trainer: Thing | None = None
     config: Thing | None = None
     peft_configs: list[Thing] = field(default_factory=list)
@@ -123,14 +132,15 @@ def find_run(script: Script) -> Run:
     if trainer is None:
         config = _config_alone(script)
         _check_origin(config)
-        return Run(script.where if config is None else config.call.place, _keywords(config), None, config)
+        return Run(script.where if config is None else config.call.place, _keywords(config), {}, None, config)
     _check_trainer(script, trainer)
     config = _config_of(trainer)
     for thing in (trainer, config):
         _check_origin(thing)
     settings = _keywords(config)
     settings |= {name: trainer.call.keywords[name] for name in FOLLOWED if name in trainer.call.keywords}
-    run = Run(trainer.call.place, settings, trainer, config)
+    unused = {name: settings.pop(name) for name in OF_MODEL if name in settings}
+    run = Run(trainer.call.place, settings, unused, trainer, config)
     run.peft_configs = _peft_configs(trainer)
     return run
 
