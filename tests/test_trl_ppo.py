@@ -13,6 +13,7 @@ from tests.recorded_runs import estimated_peaks
 from tests.trl_ppo import recorded
 from tests.trl_runs import GPU
 from vramplan import check, estimate
+from vramplan.analytic.rollout.ppo_samples import fields_of_samples, samples_bytes
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
@@ -54,6 +55,15 @@ def test_all_of_the_value_model_trains_beside_adapters() -> None:
     whole = spec_of(MODEL).num_parameters or 0
     assert found.num_trainable_parameters == pytest.approx(whole, rel=0.02)
     assert found.num_parameters == whole
+
+
+def test_samples_for_the_log_need_what_a_generation_of_as_many_does() -> None:
+    """Training on 32 completions generates 32 as well, beside the scores of 32 before in place of those of 2."""
+    few, many = (estimate(MODEL, "h100", gradient_accumulation_steps=steps, **SETTINGS) for steps in (1, 16))
+    samples = estimate(MODEL, "h100", **{**SETTINGS, **fields_of_samples(32)})
+    completion, vocabulary = 128, 151_936
+    expected = many.phases["generation"] - 4 * 30 * completion * vocabulary
+    assert samples_bytes(spec_of(MODEL), few, samples) == pytest.approx(expected, rel=1e-3)
 
 
 def test_scores_of_all_completions_stay_until_the_next() -> None:
