@@ -128,11 +128,13 @@ def _check_strategy(config: ConfigReader, model: str, job: Mapping[str, Any]) ->
     if strategy.startswith("zero"):
         key, what = (
             "deepspeed",
-            f"{strategy}_offload with rlhf_type ppo is not modelled; nearest, with states on the GPU",
+            "with rlhf_type ppo is not modelled; nearest, with states on the GPU",
         )
     else:
         key, what = "rlhf_type", f"under {strategy} is not modelled; nearest, under ZeRO-3"
         nearest["strategy"] = "zero3"
+    if nearest["strategy"] == "zero3" and job["method"] != "full":
+        nearest["lora_dtype"] = job["dtype"]  # DeepSpeed stops at others beside the value model's head
     raise config.unsupported(key, f"{what}: {estimate_command(model, nearest)}{lengths}")
 
 
