@@ -135,3 +135,8 @@ def test_on_the_command_line() -> None:
     run = cli(*line, "--value-model", MODEL, "--reward-model", MODEL, "--rollout-batch-size", "4")
     assert run.returncode == 0, run.stderr
     assert "PPO as TRL up to 1.12 runs it" in " ".join(run.stdout.split())
+
+
+def test_a_prompt_as_long_as_its_sample_needs_a_shorter_one() -> None:
+    with pytest.raises(VramplanError, match="prompt_length=N below that"):
+        estimate(MODEL, "h100", **{**SETTINGS, "prompt_length": 256})
