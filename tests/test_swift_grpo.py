@@ -258,3 +258,16 @@ def test_a_command_is_written_and_read_back(tmp_path: Path, settings: dict[str, 
     read = check(path, gpu="h200", look_further=False).estimate.job
     fields = (set(SHARED) | set(settings)) - {"vllm_sync_parts"}
     assert {name: getattr(read, name) for name in fields} == {name: getattr(job, name) for name in fields}
+
+
+def test_weights_on_the_host_before_its_own_log_probabilities(tmp_path: Path) -> None:
+    """TRL's function takes them before 4.4: a file of those versions names one that is modelled."""
+    path = tmp_path / "grpo.sh"
+    path.write_text(
+        "NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-0.5B --train_type full --dataset d.jsonl"
+        " --max_length 512 --use_vllm true --vllm_mode colocate --num_generations 2 --per_device_train_batch_size 2"
+        " --sleep_level 1 --deepspeed zero3_offload\n"
+    )
+    with pytest.raises(VramplanError, match=r"before 4\.4 is not modelled; nearest: .*4\.6\.0"):
+        check(path, "h100", num_gpus=2, look_further=False)
+    assert check(path, "h100", num_gpus=2, look_further=False, framework_version="4.6.0").estimate.job.offload == "all"

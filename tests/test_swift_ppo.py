@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import cli
 from tests.ppo_sharing import recorded
 from tests.recorded_runs import estimated_peaks
 from tests.trl_sharing import GPU
@@ -121,9 +122,30 @@ def test_the_written_command_is_read_as_the_job(tmp_path: Path) -> None:
     assert again == job
 
 
+def test_the_nearest_of_fsdp_with_adapters_is_one_that_runs(tmp_path: Path) -> None:
+    with pytest.raises(VramplanError, match=r"nearest, under ZeRO-3: .* --lora-dtype bf16 .*--strategy zero3"):
+        job_of(tmp_path, "--tuner_type lora --fsdp fsdp2", num_gpus=2)
+
+
 def test_zero_3_stops_at_adapters_and_a_head_of_two_dtypes(tmp_path: Path) -> None:
     """DeepSpeed 0.19, runtime/zero/utils.py: defragment; seen in a run of ms-swift's PPOTrainer."""
-    with pytest.raises(VramplanError, match="ms-swift's lora_dtype"):
-        job_of(tmp_path, "--tuner_type lora --deepspeed zero3", num_gpus=2)
+    for more, way in (
+        ("--tuner_type lora", "the head that trains beside them bf16; give --set lora_dtype=bfloat16"),
+        (
+            "--train_type lora --lora_dtype bfloat16",
+            "(before 4.6 lora_dtype has no effect); give --set lora_dtype=bfloat16 and --framework-version 4.6, or"
+            " --set deepspeed=zero2",
+        ),
+        (
+            "--tuner_type lora --torch_dtype float32 --lora_dtype float32",
+            "fp16, as torch_dtype float32 switches fp16 on, in which DeepSpeed loads the model; give --set"
+            " lora_dtype=float16",
+        ),
+    ):
+        path = tmp_path / "ppo.sh"
+        path.write_text(f"NPROC_PER_NODE=2 {COMMAND} {more} --deepspeed zero3\n")
+        result = cli("check", str(path), "--gpu", "h100", "--num-gpus", "2")
+        assert result.returncode == 2
+        assert result.stderr.endswith(f"{way}\n")
     job = job_of(tmp_path, "--tuner_type lora --deepspeed zero3 --lora_dtype bfloat16", num_gpus=2)
     assert (job.strategy, job.lora_dtype) == ("zero3", "bf16")

@@ -154,6 +154,8 @@ def test_layers_of_adapters_hold_a_table_each() -> None:
         ("lora_dpo_distributed --config dpo.yaml --batch_size 1", "write batch_size=1 behind"),
         ("lora_dpo_distributed --config dpo.yaml --model.lora_rank=8", "write model.lora_rank=8 behind"),
         ("--batch_size 1 lora_dpo_distributed --config dpo.yaml", "write batch_size=1 behind"),
+        ("lora_dpo_distributed --config dpo.yaml --fix", "vramplan's own flags go before the --"),
+        ("lora_dpo_distributed --config dpo.yaml --seq-len 512", "vramplan's own flags go before the --"),
         ("lora_dpo_distributed --config=dpo.yaml", "write --config dpo.yaml"),
     ],
 )

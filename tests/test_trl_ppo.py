@@ -13,6 +13,7 @@ from tests.recorded_runs import estimated_peaks
 from tests.trl_ppo import recorded
 from tests.trl_runs import GPU
 from vramplan import check, estimate
+from vramplan.analytic.rollout.ppo_samples import fields_of_samples, samples_bytes
 from vramplan.errors import VramplanError
 
 RECORDED = recorded()
@@ -54,6 +55,29 @@ def test_all_of_the_value_model_trains_beside_adapters() -> None:
     whole = spec_of(MODEL).num_parameters or 0
     assert found.num_trainable_parameters == pytest.approx(whole, rel=0.02)
     assert found.num_parameters == whole
+
+
+def test_samples_for_the_log_need_what_a_generation_of_as_many_does() -> None:
+    """Training on 32 completions generates 32 as well, beside the scores of 32 before in place of those of 2."""
+    few, many = (estimate(MODEL, "h100", gradient_accumulation_steps=steps, **SETTINGS) for steps in (1, 16))
+    samples = estimate(MODEL, "h100", **{**SETTINGS, **fields_of_samples(32)})
+    completion, vocabulary = 128, 151_936
+    expected = many.phases["generation"] - 4 * 30 * completion * vocabulary
+    assert samples_bytes(spec_of(MODEL), few, samples) == pytest.approx(expected, rel=1e-3)
+
+
+def test_rows_of_padding_may_differ() -> None:
+    """Qwen2.5 has 152,064 rows from 7B on and 151,936 below, of 151,665 tokens."""
+    smaller = {
+        **SETTINGS,
+        "num_gpus": 8,
+        "strategy": "zero3",
+        "value_model": "qwen2.5-3b",
+        "reward_model": "qwen2.5-3b",
+    }
+    notes = estimate("qwen2.5-7b", "h100", **smaller).notes
+    padding = "has 151,936 tokens, and the policy 152,064: taken for padding behind one tokenizer's tokens"
+    assert sum(padding in note for note in notes) == 2
 
 
 def test_scores_of_all_completions_stay_until_the_next() -> None:
@@ -111,3 +135,8 @@ def test_on_the_command_line() -> None:
     run = cli(*line, "--value-model", MODEL, "--reward-model", MODEL, "--rollout-batch-size", "4")
     assert run.returncode == 0, run.stderr
     assert "PPO as TRL up to 1.12 runs it" in " ".join(run.stdout.split())
+
+
+def test_a_prompt_as_long_as_its_sample_needs_a_shorter_one() -> None:
+    with pytest.raises(VramplanError, match="prompt_length=N below that"):
+        estimate(MODEL, "h100", **{**SETTINGS, "prompt_length": 256})

@@ -153,20 +153,33 @@ def test_a_copy_as_reference(tmp_path: Path) -> None:
     assert (job.reference, job.reward_model) == ("model", "Qwen/Qwen2.5-1.5B")
 
 
-def test_samples_for_the_log_are_a_doubt(tmp_path: Path) -> None:
+def test_samples_for_the_log_count_as_an_evaluation(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     for options, expected in (
-        ("", True),
-        ("num_sample_generations=0,", False),
-        ("per_device_eval_batch_size=2,", False),
+        ("", 8),
+        ("num_sample_generations=0,", None),
+        ("per_device_eval_batch_size=2,", None),
     ):
         given = f"{FOUR}, eval_dataset=dataset"
         text = SCRIPT.format(
             trainer=given, before="", module="", options=f"{options} local_rollout_forward_batch_size=4"
         )
         path.write_text(text)
-        notes = check(path, "h100", num_gpus=1, sequence_length=512, look_further=False).reading.notes
-        assert any(note.kind == "doubt" for note in notes) is expected
+        verdict = check(path, "h100", num_gpus=1, sequence_length=512, look_further=False)
+        assert verdict.reading.eval_batch_size == expected
+        assert (verdict.evaluation_bytes is None) == (expected is None)
+
+
+def test_samples_for_the_log_turn_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    text = f"{COMMAND} --local_rollout_forward_batch_size 1 --per_device_eval_batch_size {{}}"
+    path.write_text(text.format(900))
+    verdict = check(path, "h100", num_gpus=1, sequence_length=512)
+    assert verdict.trains
+    assert not verdict.fits
+    assert 0 < (verdict.eval_batch_size or 0) < 900
+    path.write_text(text.format(verdict.eval_batch_size))
+    assert check(path, "h100", num_gpus=1, sequence_length=512).fits
 
 
 def test_mini_batches_of_whole_micro_batches(tmp_path: Path) -> None:

@@ -112,8 +112,7 @@ class JobSteps:
 
             check_critic(spec, job)
         if job.reward_model is not None:
-            self.notes = [*self.notes, *reward_notes(job, card)]
-            check_vocabulary(self.setting, job, card)
+            self.notes = [*self.notes, *reward_notes(job, card), *check_vocabulary(self.setting, job, card)]
         self.critic: JobSteps | None = None
         if job.openrlhf.critic is not None:
             critic = load_other_model("critic", job.openrlhf.critic)

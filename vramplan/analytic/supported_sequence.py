@@ -40,7 +40,9 @@ def check_shared_texts(spec: ModelSpec, model: ModelArchitecture, job: Job) -> N
         return
     text = f"{SWIFT} {gpus}: {spec.name} has {keys} heads of keys, so that {by_heads} GPUs would share them and"
     if not job.joins_samples:
-        raise ConfigError(f"{text} {gpus // by_heads} attend in a ring: ms-swift stops at that without padding_free")
+        raise ConfigError(
+            f"{text} {gpus // by_heads} attend in a ring: ms-swift stops at that without padding_free; give {by_heads}"
+        )
     raise UnsupportedError(
         f"{text} {gpus // by_heads} attend in a ring, which is not modelled yet; nearest, with more tokens on each GPU:"
         f" {by_heads}"

@@ -98,7 +98,7 @@ PPO_RULES = (
         lambda job: is_ppo(job) and (job.prompt_length is None or job.prompt_length >= job.sequence_length),
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
-        " {prompt_length=512}, for example",
+        " {prompt_length=N} below that",
     ),
     Rule(
         lambda job: (

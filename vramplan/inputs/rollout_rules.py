@@ -84,7 +84,7 @@ ROLLOUT_RULES = (
         ),
         IMPOSSIBLE,
         "{task} needs the tokens of the prompt, less than {sequence_length} of a prompt with its completion: give"
-        " {prompt_length=512}, for example",
+        " {prompt_length=N} below that",
     ),
     Rule(
         lambda job: generates(job) and job.reference == "precomputed",

@@ -227,7 +227,7 @@ ZERO3_RULES = (  # DeepSpeed 0.19
         IMPOSSIBLE,
         "{strategy} with adapters and copies of modules that train, as of a reward model's head: DeepSpeed puts all in"
         " one tensor and stops, as adapters ({lora_dtype}) and copies ({dtype}) differ in dtype; use one dtype (PEFT's"
-        " autocast_adapter_dtype=False, ms-swift's lora_dtype)",
+        " autocast_adapter_dtype=False, ms-swift's lora_dtype from 4.6 on)",
     ),
 )
 FSDP_RULES = (  # torch 2.13 on what accelerate 1.15 wraps of PEFT 0.21 and bitsandbytes 0.50

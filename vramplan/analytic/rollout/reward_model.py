@@ -27,7 +27,7 @@ from vramplan.analytic.strategies import gathered_bytes
 from vramplan.analytic.tasks.reward import rewards_of
 from vramplan.analytic.train_step import new_modules
 from vramplan.analytic.unfolded_step import Step, buffers_of, describe_in
-from vramplan.errors import ConfigError, setting
+from vramplan.analytic.value_model import check_ids
 from vramplan.inputs.gpu import Gpu
 from vramplan.inputs.job import Job
 from vramplan.inputs.load import load_other_model, names_setting
@@ -111,19 +111,18 @@ def reward_notes(job: Job, gpu: Gpu) -> list[str]:
     return [f"reward model {job.reward_model}: {note}" for note in lay_out_reward_model(job, gpu)[2]]
 
 
-def check_vocabulary(policy: StepSpec, job: Job, gpu: Gpu) -> None:
-    """Refuse a reward model of PPO with fewer tokens than the policy, whose ids it gets (train/trainer_utils.py).
+def check_vocabulary(policy: StepSpec, job: Job, gpu: Gpu) -> list[str]:
+    """Check that a reward model of PPO takes the policy's ids (train/trainer_utils.py); returns notes.
 
     Raises:
         ConfigError: naming both numbers.
     """
     scores = lay_out_reward_model(job, gpu)[0]
     own, given = (one.architecture.shape(one.config).vocabulary for one in (scores, policy))
-    if job.task == "ppo" and own < given:
-        raise ConfigError(
-            f"{setting('reward_model', job.reward_model)}: has {own:,} tokens, and the policy {given:,}, whose ids PPO"
-            " hands it; give one with the same tokenizer"
-        )
+    if job.task != "ppo":
+        return []
+    with names_setting("reward_model", str(job.reward_model)):
+        return [f"reward model {job.reward_model}: {note}" for note in check_ids(own, given)]
 
 
 def reward_weights(job: Job, gpu: Gpu) -> list[Storage]:

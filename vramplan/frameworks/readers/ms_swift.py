@@ -28,6 +28,7 @@ from vramplan.frameworks.readers.ms_swift_model import (
     MINICPM,
     adapter_dtype,
     attention_fields,
+    check_head_dtype,
     dtype_fields,
     image_caps,
     lora_fields,
@@ -174,6 +175,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         config.read_keys |= {"loss_type", "label_smoothing"}
     elif ms_swift_tasks.is_rlhf(config):
         parsed.job |= ms_swift_tasks.task_fields(config, version, parsed.model, job)
+        check_head_dtype(config, version, parsed.job)
         if parsed.job.get("generated_by") == "student":  # texts of max_length and a completion
             parsed.names = {**{name: key for name, key in names.items() if name != "sequence_length"}, **ROLLOUT_NAMES}
     elif ms_swift_types.is_typed(config):

@@ -95,6 +95,9 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
         "num_iterations": config.integer("num_iterations", default=1),
         "gradient_accumulation_steps": config.integer("gradient_accumulation_steps", default=1),
     }
+    if job.get("offload") == "all" and fields["loss"] == "standard" and config.boolean("use_vllm", default=False):
+        newer = setting("framework_version", "4.6.0")
+        raise config.unsupported("deepspeed", f"with rlhf_type grpo before {since} is not modelled; nearest: {newer}")
     if not config.is_off(SERVER):  # whose log-probabilities come back: a number for each token (grpo_trainer.py)
         config.note("default", SERVER, "the teacher is on other GPUs")
     elif fields["num_generations"] == 1:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vramplan.bounded_read import read_json
-from vramplan.errors import ConfigError, UnsupportedError
+from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.parsed_config import at_least
 from vramplan.frameworks.readers import saved_adapters
 from vramplan.frameworks.readers.saved_adapters import LoraKeys
@@ -22,6 +23,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
 )
 from vramplan.frameworks.settings import FALSE, TRUE, ConfigReader, shown
 from vramplan.frameworks.syntax.lookup import beside
+from vramplan.inputs.job_values import engine_casts
 
 EMBEDDINGS = {"all-embedding": "embed_tokens", "embedding": "embed_tokens"}
 """Names of all embeddings in `modules_to_save` of versions 3 and 2."""
@@ -125,6 +127,31 @@ def adapter_dtype(config: ConfigReader, version: str) -> dict[str, Any]:
         return {} if dtype is None else {"lora_dtype": dtype}
     config.note("warning", "lora_dtype", f"has no effect before {KEEPS_ADAPTER_DTYPE}: PEFT makes adapters fp32")
     return {}
+
+
+def check_head_dtype(config: ConfigReader, version: str, job: Mapping[str, Any]) -> None:
+    """Check that ZeRO-3 gets adapters of the dtype of the head that trains beside them, of a reward or value model.
+
+    DeepSpeed stops at others (0.19, runtime/zero/utils.py: defragment).
+
+    Raises:
+        ConfigError: with what to change in this version.
+    """
+    casts = engine_casts(job.get("strategy"), job.get("quantize", "none"))
+    if job["task"] not in ("ppo", "reward") or job["method"] == "full" or job.get("strategy") != "zero3" or casts:
+        return
+    loaded = job["dtype"] if job.get("autocast", "none") == "none" else job["autocast"]  # DeepSpeed's
+    if "saved_dtype" in job or job["lora_dtype"] == loaded:
+        return
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(loaded, "float32")
+    why = f"adapters are {job['lora_dtype']}, and the head that trains beside them {loaded}"
+    if read_dtype(config, "torch_dtype") == "fp32" and loaded == "fp16":
+        why += ", as torch_dtype float32 switches fp16 on, in which DeepSpeed loads the model"
+    way = f"give {setting('set', f'lora_dtype={dtype}')}"
+    if not at_least(version, KEEPS_ADAPTER_DTYPE):
+        why += f" (before {KEEPS_ADAPTER_DTYPE} lora_dtype has no effect)"
+        way += f" and {setting('framework_version', KEEPS_ADAPTER_DTYPE)}, or {setting('set', 'deepspeed=zero2')}"
+    raise ConfigError(f"{config.source.where}: ms-swift {version} under ZeRO-3: DeepSpeed stops, as {why}; {way}")
 
 
 def adapter_targets(config: ConfigReader) -> dict[str, Any]:

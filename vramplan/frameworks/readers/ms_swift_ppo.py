@@ -73,9 +73,6 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     if config.boolean("gradient_checkpointing", default=False):
         config.note("warning", "gradient_checkpointing", "has no effect: ms-swift's PPOTrainer never switches it on")
     config.read_keys |= {*NUMBERS, "gradient_checkpointing"}
-    rows, has_data = job["micro_batch_size"] * job["gradient_accumulation_steps"], config.has("val_dataset")
-    has_data |= config.number("split_dataset_ratio", default=0.0) > 0
-    trl_ppo.note_samples(config, fields["rollout_batch_size"], rows, has_data, at_a_time=1)
     return fields
 
 
@@ -89,7 +86,8 @@ def finish(parsed: ParsedConfig, config: ConfigReader) -> None:
     dropped = (*trl_ppo.WITHOUT_EFFECT, "sequence_length")
     parsed.names = {**{name: keys for name, keys in parsed.names.items() if name not in dropped}, **NAMES}
     parsed.names["strategy"] = {"zero2": "deepspeed zero2", "zero3": "deepspeed zero3"}
-    parsed.eval_batch_size = None
+    has_data = config.has("val_dataset") or config.number("split_dataset_ratio", default=0.0) > 0
+    parsed.eval_batch_size = trl_ppo.samples_at_a_time(config, parsed.job, has_data, default=1)
     if "sequence_length" not in parsed.job:
         parsed.completion_length = completion_length(config)
 
@@ -130,11 +128,13 @@ def _check_strategy(config: ConfigReader, model: str, job: Mapping[str, Any]) ->
     if strategy.startswith("zero"):
         key, what = (
             "deepspeed",
-            f"{strategy}_offload with rlhf_type ppo is not modelled; nearest, with states on the GPU",
+            "with rlhf_type ppo is not modelled; nearest, with states on the GPU",
         )
     else:
         key, what = "rlhf_type", f"under {strategy} is not modelled; nearest, under ZeRO-3"
         nearest["strategy"] = "zero3"
+    if nearest["strategy"] == "zero3" and job["method"] != "full":
+        nearest["lora_dtype"] = job["dtype"]  # DeepSpeed stops at others beside the value model's head
     raise config.unsupported(key, f"{what}: {estimate_command(model, nearest)}{lengths}")
 
 

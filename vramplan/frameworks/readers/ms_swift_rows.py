@@ -100,7 +100,10 @@ def shared_fields(config: ConfigReader, version: str, num_gpus: int, computes_cr
         newer = setting("framework_version", SHARED_SINCE)
         raise config.unsupported(SPLIT, f"of versions before {SHARED_SINCE} is not modelled; nearest: {newer}")
     if num_gpus % gpus:
-        raise ConfigError(f"{config.place(SPLIT)}: {gpus} does not divide {num_gpus} GPUs: ms-swift stops at that")
+        nearest = max(size for size in range(1, min(gpus, num_gpus) + 1) if num_gpus % size == 0)
+        raise ConfigError(
+            f"{config.place(SPLIT)}: {gpus} does not divide {num_gpus} GPUs: ms-swift stops at that; give {nearest}"
+        )
     chunk = (config.variable(CHUNK) or "0") if computes_cross_entropy else "0"
     own: dict[str, Any] = {"sequence_parallel": gpus}
     if chunk.isdecimal() and int(chunk):

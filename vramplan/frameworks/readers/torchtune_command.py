@@ -9,7 +9,7 @@ from vramplan.errors import ConfigError
 from vramplan.frameworks.known_keys import known_keys
 from vramplan.frameworks.readers.torchtune_configs import settings_of
 from vramplan.frameworks.readers.torchtune_recipes import NAMES
-from vramplan.frameworks.settings import ConfigReader, ConfigValue, is_unknown
+from vramplan.frameworks.settings import OWN_FLAGS, ConfigReader, ConfigValue, is_unknown
 from vramplan.frameworks.syntax import argv
 
 COMPONENTS = (
@@ -67,6 +67,8 @@ def _refuse_flag(word: str, rest: Sequence[str], behind_recipe: bool) -> None:
     key = flag.lstrip("-")
     if flag == "--config" and mark:
         raise ConfigError(f"{word}: torchtune stops at it (the '--config' argument is required); write {flag} {value}")
+    if key.replace("-", "_") in OWN_FLAGS and behind_recipe:
+        raise ConfigError(f"{flag}: torchtune stops at it; vramplan's own flags go before the --")
     if flag != "--config" and (behind_recipe or key in known_keys("torchtune")):
         value = value if mark else rest[0] if rest and not rest[0].startswith("-") else "true"
         raise ConfigError(

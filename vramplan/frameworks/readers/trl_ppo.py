@@ -76,10 +76,6 @@ def ppo_fields(config: ConfigReader, version: str, job: Mapping[str, Any]) -> di
         config.note("default", "response_length", f"not set: {completion}")
     if is_script(config) and config.source.program.endswith("ppo_tldr.py"):  # drops longer prompts
         fields |= {"prompt_length": TLDR_PROMPT, "sequence_length": TLDR_PROMPT + completion}
-    is_tldr = config.source.program.endswith("ppo_tldr.py")
-    has_data = config.lowercase("eval_strategy", default="no") != "no" if is_tldr else is_script(config)
-    has_data = has_data or config.boolean("has_eval_dataset", default=False)
-    note_samples(config, fields["rollout_batch_size"], _rows(job), has_data, at_a_time=8)
     return fields
 
 
@@ -93,6 +89,10 @@ def finish(parsed: ParsedConfig, config: ConfigReader) -> None:
     parsed.names = {name: keys for name, keys in parsed.names.items() if name not in WITHOUT_EFFECT}
     if "sequence_length" not in parsed.job:
         parsed.completion_length = completion_length(config)
+    is_tldr = config.source.program.endswith("ppo_tldr.py")
+    has_data = config.lowercase("eval_strategy", default="no") != "no" if is_tldr else is_script(config)
+    has_data = has_data or config.boolean("has_eval_dataset", default=False)
+    parsed.eval_batch_size = samples_at_a_time(config, parsed.job, has_data, default=8)
     if not is_script(config):
         return
     policy = config.string(POLICY) or DEFAULT_MODEL
@@ -222,21 +222,24 @@ def _note_checkpointing(config: ConfigReader) -> None:
         config.note("warning", "gradient_checkpointing", "has no effect: PPOTrainer never switches it on")
 
 
-def note_samples(config: ConfigReader, at_most: int, rows: int, has_data: bool, at_a_time: int) -> None:
-    """Say that samples for the log are not counted, where they are more at a time than training generates and scores.
+def samples_at_a_time(config: ConfigReader, job: Mapping[str, Any], has_data: bool, default: int) -> int | None:
+    """Samples that are generated for the log and scored at a time; None if training generates and scores as many.
 
     Args:
         config: the settings.
-        at_most: completions that training generates and scores at a time.
-        rows: completions of a generation.
+        job: fields of the job.
         has_data: whether there is data to take them from.
-        at_a_time: the framework's default of their number (ppo_trainer.py: generate_completions).
+        default: the framework's default of their number (ppo_trainer.py: generate_completions).
     """
-    size, at_once = config.integer("per_device_eval_batch_size", default=at_a_time), min(rows, at_most)
-    if has_data and config.integer("num_sample_generations", default=10, least=0) and size > at_once:
-        config.note(
-            "doubt",
-            "per_device_eval_batch_size",
-            f"{size} samples for the log are generated and scored at a time, more than the {at_once} of training, which"
-            f" is not counted; per_device_eval_batch_size {at_once} or num_sample_generations 0 needs no more",
-        )
+    size = config.integer("per_device_eval_batch_size", default=default)
+    at_once = min(_rows(job), job["rollout_batch_size"])
+    if not (has_data and config.integer("num_sample_generations", default=10, least=0)) or size <= at_once:
+        return None
+    config.note(
+        "warning",
+        "per_device_eval_batch_size",
+        f"is that of the samples for the log: {size} are generated and scored at a time, more than the {at_once} of"
+        f" training, counted as an evaluation; per_device_eval_batch_size {at_once} or num_sample_generations 0 needs"
+        " no more",
+    )
+    return size

@@ -153,7 +153,6 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, task: str, version: st
     if task == "gkd":
         parsed.completion_length = trl_gkd.completion_length(config, parsed.job)
     elif task == "ppo":
-        parsed.eval_batch_size = None
         trl_ppo.finish(parsed, config)
     elif task in ROLLOUTS:
         if "sequence_length" not in parsed.job:
