@@ -13,7 +13,7 @@ import pytest
 from tests import minicpm_cases, mixer_cases
 from tests.helpers import card_of, spec_of
 from tests.matrix_cases import SETTINGS
-from vramplan.analytic.autograd import chunks, tape
+from vramplan.analytic.autograd import chunks, recording
 from vramplan.analytic.autograd.chunks import FIRST, LAST, Chunk, simulated_chunks
 from vramplan.analytic.autograd.graph import LayerSection, StorageInfo
 from vramplan.analytic.chunk_folding import with_all_chunks
@@ -74,7 +74,7 @@ def steps_of(spec: ModelSpec, job: Job) -> tuple[StepRecord, StepRecord]:
 def assert_equals_all_chunks(spec: ModelSpec, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     folded = steps_of(spec, job)
     with monkeypatch.context() as patch:
-        patch.setattr(tape, "simulated_chunks", all_chunks)
+        patch.setattr(recording, "simulated_chunks", all_chunks)
         full = steps_of(spec, job)
     for few, every in zip(folded, full, strict=True):
         assert len(few.storages) < len(every.storages)
@@ -103,7 +103,7 @@ def test_estimates_are_those_of_all_chunks(
 ) -> None:
     spec, job = spec_of("Qwen/Qwen3.5-0.8B"), Job(**settings, sequence_length=length)
     folded = estimate(spec, job, card_of())
-    monkeypatch.setattr(tape, "simulated_chunks", all_chunks)
+    monkeypatch.setattr(recording, "simulated_chunks", all_chunks)
     full = estimate(spec, job, card_of())
     assert folded.step_time is not None
     assert full.step_time is not None

@@ -222,7 +222,8 @@ def test_a_sequence_beyond_the_positions_is_a_note() -> None:
 
 OF_TASKS = (
     " --reference --prompt-len --generate-with --num-generations --steps-per-generation --reward-model --value-model"
-    " --rollout-batch-size --vllm-share --vllm-max-len --vllm-tensor-parallel --teacher --divergence --generated-by"
+    " --ppo-trainer --rollout-batch-size --vllm-share --vllm-max-len --vllm-tensor-parallel --teacher --divergence"
+    " --generated-by"
 )
 """Options of preference and reinforcement training, which commands share."""
 FLAGS = {

@@ -22,7 +22,7 @@ touch it-ran
 PYTHON = """\
 import json
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-conf = json.load(open("conf.json"))
+conf = json.loads(__import__("os").popen("cat conf.json").read())
 model = AutoModelForCausalLM.from_pretrained(conf["model"], torch_dtype="bfloat16")
 args = TrainingArguments(output_dir="o", per_device_train_batch_size=conf["bs"], bf16=True)
 Trainer(model=model, args=args, train_dataset=None).train()

@@ -48,7 +48,7 @@ def test_keys_of_sections_are_set_and_removed(tmp_path: Path) -> None:
 
 def test_an_error_names_the_option(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"--set trl.beta=0.04: beta: 0.04 takes a reference"):
-        axolotl(tmp_path, {**MOVED, "trl.beta": "0.04"})
+        axolotl(tmp_path, {**MOVED, "trl.beta": "0.04", "adapter": "", "flash_attention": "true"})
 
 
 def test_misplaced_keys_are_named_together_with_the_settings_that_move_them(tmp_path: Path) -> None:

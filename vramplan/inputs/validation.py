@@ -225,9 +225,9 @@ ZERO3_RULES = (  # DeepSpeed 0.19
             and job.lora_dtype != (job.saved_dtype or job.dtype)
         ),
         IMPOSSIBLE,
-        "{strategy} with adapters and copies of modules that train, as of a reward model's head: DeepSpeed puts all in"
-        " one tensor and stops, as adapters ({lora_dtype}) and copies ({dtype}) differ in dtype; use one dtype (PEFT's"
-        " autocast_adapter_dtype=False, ms-swift's lora_dtype from 4.6 on)",
+        "{strategy} with adapters and copies of modules that train (modules_to_save, a reward model's head): DeepSpeed"
+        " puts all in one tensor and stops, as adapters ({lora_dtype}) and copies ({dtype}) differ in dtype; use one"
+        " dtype (PEFT's autocast_adapter_dtype=False, ms-swift's lora_dtype)",
     ),
 )
 FSDP_RULES = (  # torch 2.13 on what accelerate 1.15 wraps of PEFT 0.21 and bitsandbytes 0.50

@@ -26,9 +26,8 @@ def is_length_a_limit(config: ParsedConfig) -> bool:
 
 def completion_length(job: Mapping[str, Any]) -> int:
     """Tokens that are generated behind a prompt, which no data makes fewer; 0 for samples that are there already."""
-    if job.get("task") not in GENERATING:
-        return 0
-    return int(job["sequence_length"] - (job.get("prompt_length") or 1))
+    prompt = job.get("prompt_length") or 1
+    return int(job["sequence_length"] - prompt) if job.get("task") in GENERATING and prompt > 1 else 0
 
 
 def with_length(job: Mapping[str, Any], length: int) -> dict[str, int]:

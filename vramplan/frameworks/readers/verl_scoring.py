@@ -12,6 +12,7 @@ from vramplan.frameworks.readers import verl_rl, verl_sequence
 from vramplan.frameworks.readers.verl_batches import check_holds
 from vramplan.frameworks.readers.verl_rl import ACTOR, BUDGET, REF, ROLLOUT
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.job_values import MAX_COUNT
 from vramplan.inputs.verl import Verl
 from vramplan.units import ceil_div
 
@@ -24,9 +25,11 @@ def scored_tokens(config: ConfigReader, version: str, batch: dict[str, Any]) -> 
     """
     longest, packed = longest_text(config), batch["batches"] == "packed"
     scorings = _scorings(config, version, packed)
-    if packed:
-        return max(ceil_div(tokens, shared) for tokens, shared in scorings.values())
-    return ceil_div(max(tokens for tokens, _ in scorings.values()), longest) * longest
+    key, (tokens, shared) = max(scorings.items(), key=lambda scoring: scoring[1][0] / (scoring[1][1] if packed else 1))
+    scored = ceil_div(tokens, shared) if packed else ceil_div(tokens, longest) * longest
+    if scored > MAX_COUNT:
+        raise ConfigError(f"{config.source.where}: {key}: scores {scored:,} tokens at a time; at most {MAX_COUNT:,}")
+    return scored
 
 
 def _scorings(config: ConfigReader, version: str, packed: bool) -> dict[str, tuple[int, int]]:
