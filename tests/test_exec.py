@@ -20,9 +20,9 @@ swift sft --model Qwen/Qwen2.5-0.5B --tuner_type lora --torch_dtype bfloat16 --m
 touch it-ran
 """
 PYTHON = """\
-import json
+import json, os
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-conf = json.loads(__import__("os").popen("cat conf.json").read())
+conf = json.loads(os.popen("cat conf.json").read())
 model = AutoModelForCausalLM.from_pretrained(conf["model"], torch_dtype="bfloat16")
 args = TrainingArguments(output_dir="o", per_device_train_batch_size=conf["bs"], bf16=True)
 Trainer(model=model, args=args, train_dataset=None).train()

@@ -52,8 +52,8 @@ def prepare(spec: ModelSpec, job: Job, card: Gpu, trains: bool = True) -> tuple[
 
         values = value_model_of(job)
         assert values is not None
-        several = f"value model {values.name}: "
-        notes += [n for n in check_values(spec, values, job, card) if n.removeprefix(several) not in notes]
+        own_notes = check_values(spec, values, job, card)
+        notes += [f"value model {values.name}: {note}" for note in own_notes if note not in notes]
         setting, own = with_values(setting, values, fused_kernels(values, card))
         plan = FoldPlan((*plan.stacks, own))
     if job.strategy == "device_map":

@@ -57,19 +57,19 @@ PADDING = 0.01
 up to 3B and 152,064 from 7B on (their config.json: vocab_size)."""
 
 
-def check_ids(rows: int, given: int) -> list[str]:
-    """Check that a model with `rows` tokens takes the ids of a policy with `given`; returns a note if it has few less.
+def check_ids(rows: int, policy_rows: int) -> list[str]:
+    """Check that a model with `rows` tokens takes the ids of a policy with `policy_rows`; a note if a few less.
 
     Raises:
         ConfigError: naming both numbers.
     """
-    if rows < (1 - PADDING) * given:
+    if rows < (1 - PADDING) * policy_rows:
         raise ConfigError(
-            f"has {rows:,} tokens, and the policy {given:,}, whose ids it gets; give one with the same tokenizer"
+            f"has {rows:,} tokens, and the policy {policy_rows:,}, whose ids it gets; give one with the same tokenizer"
         )
-    if rows >= given:
+    if rows >= policy_rows:
         return []
-    return [f"has {rows:,} tokens, and the policy {given:,}: taken for padding behind one tokenizer's tokens"]
+    return [f"has {rows:,} tokens, and the policy {policy_rows:,}: taken for padding behind one tokenizer's tokens"]
 
 
 def check_values(spec: ModelSpec, values: ModelSpec, job: Job, gpu: Gpu) -> list[str]:
@@ -90,9 +90,9 @@ def check_values(spec: ModelSpec, values: ModelSpec, job: Job, gpu: Gpu) -> list
         own = value_job(values, job)
         check_second_model(values, own, gpu)
         notes = check_model(values, model, own)
-        given, taken = (one.architecture.shape(one.config).vocabulary for one in (architecture_of(spec), model))
-        notes = [*notes, *check_ids(taken, given)]
-    return [f"value model {values.name}: {note}" for note in notes]
+        policy = architecture_of(spec)
+        rows, policy_rows = (each.architecture.shape(each.config).vocabulary for each in (model, policy))
+        return [*notes, *check_ids(rows, policy_rows)]
 
 
 def with_values(step: StepSpec, values: ModelSpec, fused: FusedAttention) -> tuple[StepSpec, Fold]:

@@ -38,8 +38,8 @@ def _alone(name: str) -> Rule:
     )
 
 
-OF_TRL = ("ddp", "zero1", "zero2", "zero3")
-"""Strategies under which TRL's trainer was run."""
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+"""Strategies under which the trainers with a value model were run."""
 VALUE_RULES = (
     *map(_alone, OF_VALUES),
     Rule(
@@ -114,7 +114,7 @@ PPO_RULES = (
         "{strategy} {offload} with {task} is not modelled; use {strategy=ddp} {offload=none}",
     ),
     Rule(
-        lambda job: is_trl(job) and (job.strategy not in OF_TRL or job.offload != "none"),
+        lambda job: is_trl(job) and (job.strategy not in STRATEGIES or job.offload != "none"),
         UNSUPPORTED,
         "{strategy} {offload} with {task} is not modelled; use {strategy=zero3} {offload=none}",
     ),

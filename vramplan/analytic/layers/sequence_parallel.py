@@ -15,6 +15,8 @@ from vramplan.units import ceil_div
 
 Shape = tuple[int, ...]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Exchange = Callable[[Tensor, Shape, int], Tensor]
+"""An all-to-all of a tensor into another shape between so many GPUs."""
 
 
 def own_tokens(tensor: Tensor, gpus: int) -> Tensor:
@@ -33,11 +35,11 @@ def with_all_tokens(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gpus:
     q, k, v = (ops.low(x) for x in (q, k, v))
     repeats = max(gpus // k.shape[2], 1)
     k, v = ops.repeat_heads(k, repeats), ops.repeat_heads(v, repeats)
-    q, k, v = (_exchanged(x, _with_all_tokens(x.shape, gpus), gpus) for x in (q, k, v))
+    q, k, v = (exchanged(x, with_all_tokens_shape(x.shape, gpus), gpus, _all_to_all) for x in (q, k, v))
     positions = q.tape.empty((2, *q.shape[:2]), "int64", "positions of all tokens, gathered and joined")
     out = attention(q, k, v)
     batch, length, heads, dim = out.shape
-    out = _exchanged(out, (batch, length // gpus, heads * gpus, dim), gpus)
+    out = exchanged(out, (batch, length // gpus, heads * gpus, dim), gpus, _all_to_all)
     del positions
     return out
 
@@ -60,20 +62,21 @@ def of_all_tokens(x: Tensor, gpus: int, tokens: int) -> Tensor:
     return ops.sliced(out, (tokens, *own[1:])) if tokens < shape[0] else out
 
 
-def _with_all_tokens(shape: Shape, gpus: int) -> Shape:
+def with_all_tokens_shape(shape: Shape, gpus: int) -> Shape:
+    """The shape of a GPU's part of the heads, with all tokens."""
     batch, length, heads, dim = shape
     return batch, length * gpus, heads // gpus, dim
 
 
-def _exchanged(x: Tensor, shape: Shape, gpus: int) -> Tensor:
+def exchanged(x: Tensor, shape: Shape, gpus: int, all_to_all: Exchange) -> Tensor:
     """SeqAllToAll: a tensor of which each GPU had other tokens, and has other heads, or the other way round."""
     tape, like = x.tape, x.like
 
     def backward(grad: Tensor) -> Grads:
-        return [_all_to_all(grad.view(*shape), like.shape, gpus)]
+        return [all_to_all(grad.view(*shape), like.shape, gpus)]
 
     node = tape.node((x,), backward)
-    own = _all_to_all(x, shape, gpus)
+    own = all_to_all(x, shape, gpus)
     return Tensor(tape, own.storage, shape, x.dtype, node)
 
 

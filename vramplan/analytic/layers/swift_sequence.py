@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 
 from vramplan.analytic.autograd import ops
 from vramplan.analytic.autograd.graph import Grads, Node, Tensor
-from vramplan.analytic.layers.sequence_parallel import Attention, Shape
+from vramplan.analytic.layers.sequence_parallel import Attention, Shape, exchanged, with_all_tokens_shape
 from vramplan.units import ceil_div
 
 
@@ -27,12 +27,12 @@ def part_of_rows(tensor: Tensor, gpus: int) -> Tensor:
 
 def with_all_tokens_of_rows(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gpus: int) -> Tensor:
     """Attention on (B, S / gpus, heads, D): on (B, S, heads / gpus, D) between two exchanges."""
-    q, k, v = (_exchanged(x, (x.shape[0], x.shape[1] * gpus, x.shape[2] // gpus, x.shape[3]), gpus) for x in (q, k, v))
+    q, k, v = (exchanged(x, with_all_tokens_shape(x.shape, gpus), gpus, _all_to_all) for x in (q, k, v))
     positions = q.tape.empty(q.shape[:2], "int64", "positions of all tokens, gathered")
     out = attention(q, k, v)
     batch, length, heads, dim = out.shape
     del q, k, v
-    out = _exchanged(out, (batch, length // gpus, heads * gpus, dim), gpus)
+    out = exchanged(out, (batch, length // gpus, heads * gpus, dim), gpus, _all_to_all)
     del positions
     return out
 
@@ -83,18 +83,6 @@ def cross_entropy_in_chunks(logits: Tensor, labels: Tensor, size: int, in_place:
     tape.work(0, 3 * logits.num_bytes, logits.dtype, launches=2 * ceil_div(tokens, size))
     del chunk
     return ops.output(node, tape, (tokens,), logits.dtype, "losses of the tokens")
-
-
-def _exchanged(x: Tensor, shape: Shape, gpus: int) -> Tensor:
-    """_SeqAllToAll: a tensor of which each GPU had other tokens, and has other heads, or the other way round."""
-    tape, like = x.tape, x.like
-
-    def backward(grad: Tensor) -> Grads:
-        return [_all_to_all(grad.view(*shape), like.shape, gpus)]
-
-    node = tape.node((x,), backward)
-    own = _all_to_all(x, shape, gpus)
-    return Tensor(tape, own.storage, shape, x.dtype, node)
 
 
 def _all_to_all(x: Tensor, shape: Shape, gpus: int) -> Tensor:

@@ -12,6 +12,7 @@ from vramplan.frameworks.readers.ms_swift_rollout import (
     HERE,
     OFFLOADS,
     ROLLOUT_NAMES,
+    completion_length,
     engine_fields,
     generation_fields,
     length_fields,
@@ -118,7 +119,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
     if job.get("strategy") == "zero3":  # ms-swift sets it (rlhf_trainers/arguments.py)
         fields["zero"] = {**dict(job["zero"]), "prefetch_bucket_size": 0}
     fields |= engine_fields(config, job) | generation_fields(config, job)
-    answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+    answer = completion_length(config)
     fields |= length_fields(config, job, answer, fields)
     several = fields["num_generations"] % job["micro_batch_size"] and fields["batches"] == "padded"
     if several and "prompt_length" in fields:
@@ -154,7 +155,7 @@ def train_for(parsed: ParsedConfig, config: ConfigReader, version: str) -> None:
 def _nearest(config: ConfigReader, parsed: ParsedConfig) -> str:
     """TRL's GRPO with the same settings, and with the first reward model if there is one."""
     fields = {name: one for name, one in parsed.job.items() if name not in ("loss", "batches")} | {"task": "grpo"}
-    answer = config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+    answer = completion_length(config)
     if "sequence_length" in fields:
         fields |= {"prompt_length": fields["sequence_length"], "sequence_length": fields["sequence_length"] + answer}
     fields["num_generations"] = config.integer("num_generations", default=8)

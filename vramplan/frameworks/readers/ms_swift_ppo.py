@@ -13,11 +13,12 @@ from vramplan.errors import ConfigError, UnsupportedError, setting
 from vramplan.frameworks.nearest import estimate_command, refuse_task
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers import trl_ppo
-from vramplan.frameworks.readers.ms_swift_rollout import length_fields
+from vramplan.frameworks.readers.ms_swift_rollout import completion_length, length_fields
 from vramplan.frameworks.readers.ms_swift_rows import refuse_rows
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers.config_text import Pairs
 from vramplan.inputs.job import Job
+from vramplan.inputs.ppo_rules import STRATEGIES
 
 SINCE = "3.12"
 """The first version that was read."""
@@ -76,11 +77,6 @@ def task_fields(config: ConfigReader, version: str, model: str, job: dict[str, A
     return fields
 
 
-def completion_length(config: ConfigReader) -> int:
-    """Tokens of a completion."""
-    return config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
-
-
 def finish(parsed: ParsedConfig, config: ConfigReader) -> None:
     """The keys that have an effect, and how long completions are where no limit of the prompt is known."""
     dropped = (*trl_ppo.WITHOUT_EFFECT, "sequence_length")
@@ -121,15 +117,12 @@ def _check_strategy(config: ConfigReader, model: str, job: Mapping[str, Any]) ->
         UnsupportedError: naming it, with the nearest estimate.
     """
     strategy, offload = job.get("strategy", "ddp"), job.get("offload", "none")
-    if strategy in ("ddp", "zero1", "zero2", "zero3") and offload == "none":
+    if strategy in STRATEGIES and offload == "none":
         return
-    nearest = {name: one for name, one in job.items() if name not in ("loss", "batches", "offload")}
+    nearest = {name: value for name, value in job.items() if name not in ("loss", "batches", "offload")}
     lengths = "" if "sequence_length" in nearest else " --seq-len N --prompt-len N"
     if strategy.startswith("zero"):
-        key, what = (
-            "deepspeed",
-            "with rlhf_type ppo is not modelled; nearest, with states on the GPU",
-        )
+        key, what = "deepspeed", "with rlhf_type ppo is not modelled; nearest, with states on the GPU"
     else:
         key, what = "rlhf_type", f"under {strategy} is not modelled; nearest, under ZeRO-3"
         nearest["strategy"] = "zero3"

@@ -80,6 +80,11 @@ def engine_fields(config: ConfigReader, job: Mapping[str, Any]) -> dict[str, Any
     return engine
 
 
+def completion_length(config: ConfigReader) -> int:
+    """Tokens of a completion of GRPO or PPO (rlhf_args.py: _init_max_completion_length)."""
+    return config.integer("response_length", "max_new_tokens", "max_completion_length", default=512)
+
+
 def length_fields(
     config: ConfigReader, job: Mapping[str, Any], answer: int, fields: Mapping[str, Any]
 ) -> dict[str, Any]:

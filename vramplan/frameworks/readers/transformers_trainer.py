@@ -38,7 +38,7 @@ from vramplan.frameworks.readers.trainer_arguments import (
     vision_fields,
 )
 from vramplan.frameworks.readers.transformers_examples import BLOCKS, read_example
-from vramplan.frameworks.readers.trl_trainers import TOKENIZER_KEY
+from vramplan.frameworks.readers.trl_trainers import TOKENIZER_KEY, stops_at_tokenizer
 from vramplan.frameworks.readers.zero_config import stage_defaults
 from vramplan.frameworks.settings import ConfigReader
 from vramplan.frameworks.writers import nodes, python_scripts
@@ -65,8 +65,7 @@ def read(config: ConfigReader, num_gpus: int, framework_version: str | None) -> 
         if framework_version is None and at_least(version, "5.0"):
             version, where = LAST_WITH_TOKENIZER, "from its tokenizer"
         if at_least(version, "5.0"):
-            place = config.place(TOKENIZER_KEY)
-            raise ConfigError(f"{place}: transformers {version} stops at tokenizer=; it takes processing_class=")
+            raise stops_at_tokenizer(config, f"transformers {version}")
     model = config.string("model_name_or_path", "model", "model_id") or saved_adapters.base_of(config)
     job = trainer_fields(config, optimizer=default_optimizer(version))
     stored = read_dtype(config, "dtype", "torch_dtype")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from vramplan.errors import ConfigError
 from vramplan.frameworks.framework import ENGINES, Framework, Program, Writer
 from vramplan.frameworks.liger import ALL_KERNELS, liger_pairs
 from vramplan.frameworks.nearest import BY_TILES, DISTILLATION_NEAREST, ONLINE_NEAREST, PPO_NEAREST
@@ -166,7 +165,7 @@ def _check_tokenizer(config: ConfigReader, task: str | None, version: str) -> No
     if not config.has(key) or task == "ppo":
         return
     if last is None or (version != last and at_least(version, last)):
-        raise ConfigError(f"{config.place(key)}: TRL {version} stops at tokenizer=; it takes processing_class=")
+        raise trl_trainers.stops_at_tokenizer(config, f"TRL {version}")
 
 
 def _is_bare(config: ConfigReader, version: str) -> bool:

@@ -14,6 +14,7 @@ from vramplan.frameworks.nearest import estimate_command
 from vramplan.frameworks.parsed_config import KeyNames, ParsedConfig, at_least
 from vramplan.frameworks.readers.trainer_arguments import read_dtype
 from vramplan.frameworks.settings import ConfigReader
+from vramplan.inputs.ppo_rules import STRATEGIES
 
 LAST = "1.12.0"
 """The last version with this trainer."""
@@ -175,7 +176,7 @@ def _refuse_engines(config: ConfigReader, job: Mapping[str, Any]) -> None:
             f"{config.place('deepspeed')}: transformers stops at deepspeed in PPOConfig, whose world_size is None until"
             " the trainer is made; start it by accelerate launch --config_file with DeepSpeed in it"
         )
-    if strategy in ("ddp", "zero1", "zero2", "zero3") and offload == "none":
+    if strategy in STRATEGIES and offload == "none":
         return
     strategy = strategy if offload == "none" else f"{strategy} with offload_{offload}"
     left_out = ("strategy", "offload", "loss", "batches", "zero", "fsdp")

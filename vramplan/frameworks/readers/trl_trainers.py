@@ -195,3 +195,8 @@ def _named(where: str) -> str | None:
 def dtype_of_scripts(version: str) -> str:
     """What from_pretrained loads without a dtype: fp32 by transformers 4, before TRL 0.27; the checkpoint's by 5."""
     return "auto" if at_least(version, "0.27") else "fp32"
+
+
+def stops_at_tokenizer(config: ConfigReader, release: str) -> ConfigError:
+    """The error for a trainer's `tokenizer` in a release that has another argument in its place."""
+    return ConfigError(f"{config.place(TOKENIZER_KEY)}: {release} stops at tokenizer=; it takes processing_class=")

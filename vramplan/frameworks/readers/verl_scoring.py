@@ -25,11 +25,14 @@ def scored_tokens(config: ConfigReader, version: str, batch: dict[str, Any]) -> 
     """
     longest, packed = longest_text(config), batch["batches"] == "packed"
     scorings = _scorings(config, version, packed)
-    key, (tokens, shared) = max(scorings.items(), key=lambda scoring: scoring[1][0] / (scoring[1][1] if packed else 1))
-    scored = ceil_div(tokens, shared) if packed else ceil_div(tokens, longest) * longest
-    if scored > MAX_COUNT:
-        raise ConfigError(f"{config.source.where}: {key}: scores {scored:,} tokens at a time; at most {MAX_COUNT:,}")
-    return scored
+    scored = {
+        key: ceil_div(tokens, shared) if packed else ceil_div(tokens, longest) * longest
+        for key, (tokens, shared) in scorings.items()
+    }
+    key, most = max(scored.items(), key=lambda item: item[1])
+    if most > MAX_COUNT:
+        raise ConfigError(f"{config.source.where}: {key}: scores {most:,} tokens at a time; at most {MAX_COUNT:,}")
+    return most
 
 
 def _scorings(config: ConfigReader, version: str, packed: bool) -> dict[str, tuple[int, int]]:
